@@ -87,7 +87,7 @@ def test_imports_run_downward(path: Path) -> None:
         assert allowed, f"{path} imports {module}, which is private to its room"
 
 
-def test_rooms_have_no_circles_inside() -> None:
+def test_packages_have_no_import_cycles() -> None:
     """Modules and subpackages of a package: their imports do not lead back to them."""
 
     def place(module: str) -> str:
@@ -104,7 +104,7 @@ def test_rooms_have_no_circles_inside() -> None:
     assert not below, f"these lead back to themselves: {sorted(below)}"
 
 
-def test_heavy_packages_have_one_door_and_core_has_none() -> None:
+def test_heavy_packages_are_imported_in_one_place_and_not_in_core() -> None:
     for path in FILES:
         place = path.relative_to(ROOT / "expertflow").as_posix()
         packages = {name.split(".")[0] for name in imports(path)}
@@ -134,6 +134,6 @@ def test_scripts_stay_thin(path: Path) -> None:
 @pytest.mark.parametrize(
     "path", [p for p in FILES if ">>> " in p.read_text("utf-8")], ids=lambda path: path.stem
 )
-def test_examples_in_docstrings_hold(path: Path) -> None:
+def test_examples_in_docstrings_work(path: Path) -> None:
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -40,7 +40,7 @@ def write_state(state: Path, *, n_files: int = 1) -> None:
         os.utime(path, (OLD_S, OLD_S))
 
 
-def test_pruning_removes_what_no_result_uses_and_nothing_else(tmp_path: Path) -> None:
+def test_pruning_removes_only_unused_files(tmp_path: Path) -> None:
     published, old = (tmp_path / "state" / "e" / name for name in ("published", "old"))
     shared, orphan = (tmp_path / "state" / ".tokens" / name for name in ("shared", "orphan"))
     for folder in (published, old, shared, orphan):

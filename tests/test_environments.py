@@ -42,13 +42,13 @@ def test_the_pins_of_all_files_agree() -> None:
         pinned |= pins(extra).keys()
 
 
-def test_the_lock_names_no_build_of_torch_so_that_cpu_and_cuda_share_it() -> None:
+def test_the_lock_pins_no_build_of_torch_so_that_cpu_and_cuda_share_it() -> None:
     assert pins(LOCK)["torch"] == "2.13.0"
     assert not [name for name in pins(LOCK) if name.startswith(("nvidia-cu", "triton"))]
 
 
 @pytest.mark.parametrize("path", sorted(LOCK.parent.glob("*.lock")), ids=lambda path: path.name)
-def test_what_is_installed_is_what_is_pinned(path: Path) -> None:
+def test_installed_versions_are_pinned(path: Path) -> None:
     # Without the vendored copies that setuptools adds to the path once imported.
     places = [sysconfig.get_path("purelib")]
     found = {
@@ -60,7 +60,7 @@ def test_what_is_installed_is_what_is_pinned(path: Path) -> None:
     assert found == pins(path) or (path != LOCK and not found)
 
 
-def test_the_logger_plugin_is_read_as_it_stands_here() -> None:
+def test_the_logger_plugin_is_imported_from_this_checkout() -> None:
     find = f"import importlib.util; print(importlib.util.find_spec({PLUGIN!r}).origin)"
     done = subprocess.run([sys.executable, "-P", "-c", find], capture_output=True, text=True)
     sources = sorted((LOGGER / PLUGIN).glob("*.py"))
@@ -73,7 +73,7 @@ def test_the_logger_plugin_is_read_as_it_stands_here() -> None:
 
 
 @pytest.mark.parametrize("has_uv", [True, False])
-def test_uv_installs_where_it_is(tmp_path: Path, has_uv: bool) -> None:
+def test_uv_is_used_if_installed(tmp_path: Path, has_uv: bool) -> None:
     for name in ("make", "python3", *(["uv"] if has_uv else [])):
         (tmp_path / name).symlink_to(shutil.which(name) or "/bin/true")
     command = ["make", "-Bn", "SHELL=/bin/sh", "install"]

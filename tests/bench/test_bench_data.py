@@ -19,7 +19,7 @@ import monitor_overhead
 from learned_variants import variants
 
 
-def test_a_corpus_is_the_first_records(tmp_path: Path) -> None:
+def test_a_corpus_contains_the_first_records(tmp_path: Path) -> None:
     records = [{"a": "one", "b": [{"c": "two"}, 3]}, {"n": 1}, {"a": "three"}]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     lines = list(data_path.real_texts(tmp_path))
@@ -33,7 +33,7 @@ SCHEMA = 'CREATE TABLE t ("player" TEXT, "club" TEXT, "goals" REAL, "games" REAL
 CELLS = [("ann o'neill", "reds", 3.0, 10.0), ("bob", "blues", 5.5, 12.0), ("cy", "reds", 7.0, 9.0)]
 
 
-def test_a_variant_asks_for_what_its_query_returns(tmp_path: Path) -> None:
+def test_a_variants_question_matches_its_query(tmp_path: Path) -> None:
     database = tmp_path / "tables.sqlite"
     with sqlite3.connect(database) as connection:
         connection.execute(SCHEMA)

@@ -85,7 +85,7 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     assert row["same_work"]
 
 
-def test_other_losses_or_tokens_or_what_is_not_finite_are_other_work() -> None:
+def test_different_or_non_finite_losses_or_tokens_are_different_work() -> None:
     def compared(ours: float, peer: float, line: str, n_tokens: int = 1200) -> Any:
         runs = {
             OURS: {0: made_up(s=[1.0], losses=[4.0, ours])},
@@ -104,7 +104,7 @@ def test_other_losses_or_tokens_or_what_is_not_finite_are_other_work() -> None:
 
 
 @pytest.mark.long
-def test_the_peer_is_given_our_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peer_gets_our_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And our side needs few packages."""
     from datasets import load_from_disk
 

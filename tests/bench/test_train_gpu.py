@@ -31,7 +31,7 @@ ABSENT = (
 )  # fmt: skip
 
 
-def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> None:
+def test_the_complete_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> None:
     command = [str(bare_python(tmp_path, ABSENT)), str(ROOT / "bench" / "train_gpu.py")]
     command += ["--device", "cpu", "--model", "tiny", "--soak-s", "0", "--measure-s", "0"]
     command += ["--only", PARTS]
@@ -62,7 +62,7 @@ def test_the_whole_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) -> 
     assert not parts["lora"]["checkpoint_activations"]
 
 
-def test_unsloth_is_missed_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_unsloth_is_reported_in_one_line(tmp_path: Path) -> None:
     command = [str(bare_python(tmp_path, ("unsloth",))), str(ROOT / "bench/peers/trl_steps.py")]
     command += ["--form", "unsloth", "--case", "none", "--output", "none"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -83,7 +83,7 @@ def raising(name: str, work: training.Work) -> None:
     raise ValueError("no such kernel")
 
 
-def test_a_part_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = Namespace(start="fork", part_limit_s=60)
     ends = {killed: "exit -9: no message", raising: "exit 1: ValueError: no such kernel"}
     for part, said in ends.items():
@@ -91,7 +91,7 @@ def test_a_part_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert train_gpu.launch_part("lora", work(tmp_path), args) == {"failed": said}
 
 
-def test_a_card_is_known_by_its_driver_s_name() -> None:
+def test_a_card_is_recognized_by_its_drivers_name() -> None:
     known = cards.card("NVIDIA H200", 1, peak_tflops=None)
     assert (known.name, known.peak_bf16_flops_per_s) == ("H200 SXM", 989.5e12)
     assert known.memory_total_bytes == 1

@@ -20,7 +20,7 @@ CEILINGS_KB = {
 @pytest.mark.long
 @pytest.mark.extra("triton")
 @pytest.mark.extra("bitsandbytes")
-def test_a_step_compiles_whole_and_moves_no_more_than_it_did() -> None:
+def test_a_step_compiles_completely_and_moves_no_more_bytes_than_before() -> None:
     command = [sys.executable, "bench/without_a_card.py", "--workers", "1", "--cases"]
     done = subprocess.run([*command, *CEILINGS_KB], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,7 @@ def ladder(*steps: dict[str, Any], **start: Any) -> dict[str, Any]:
     return {"ladder": {"start": first, "steps": list(steps)}}
 
 
-def test_what_ships_is_sound() -> None:
+def test_shipped_lists_are_valid() -> None:
     spec = read(ROOT / "config", files=("from_naive", "switches"))
     rungs = [v for v in spec.variants if v.of == "from_naive"]
     assert [v.rung for v in rungs] == list(range(len(rungs)))
@@ -53,7 +53,7 @@ def test_what_ships_is_sound() -> None:
     assert compared.training == {"torch_compile": False}
 
 
-def test_the_users_own_list_wins_and_names_are_unique(tmp_path: Path) -> None:
+def test_the_users_own_list_takes_precedence_and_names_are_unique(tmp_path: Path) -> None:
     own, ours = (tmp_path / name for name in ("own", "ours"))
     for folder in (own, ours):
         folder.mkdir()
@@ -66,7 +66,7 @@ def test_the_users_own_list_wins_and_names_are_unique(tmp_path: Path) -> None:
         read(own, ours, files=("mine", "other"))
 
 
-def test_a_job_does_not_depend_on_what_its_variant_is_called(tmp_path: Path) -> None:
+def test_a_job_does_not_depend_on_its_variants_name(tmp_path: Path) -> None:
     steps = [{"name": "end", "label": "End", "rows": "packed"}]
     one = read(written(tmp_path, ladder(*steps)))
     other = read(written(tmp_path, ladder(*steps, label="Another word")))
@@ -91,7 +91,7 @@ def test_a_job_does_not_depend_on_what_its_variant_is_called(tmp_path: Path) -> 
         ({"metric": "hours", "training": {}}, "metric hours and the plan's saves"),
     ],
 )
-def test_a_wrong_variant_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_an_invalid_variant_is_rejected(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     assert re.search(said, refused(tmp_path, {"variants": [{**ONE, **change}]}))
 
 
@@ -109,7 +109,7 @@ def test_a_ladder_ends_at_the_plan(tmp_path: Path) -> None:
     assert "away from the plan" in refused(tmp_path, ladder(back, rows="unpacked"))
 
 
-def test_rungs_lose_one_change_after_the_other(tmp_path: Path) -> None:
+def test_rungs_drop_one_change_after_another(tmp_path: Path) -> None:
     start = {"training": {"attention": "sdpa", "optim": "adamw_torch"}}
     steps = [
         {"name": "a", "label": "A", "rows": "unpacked"},
@@ -125,7 +125,7 @@ def test_rungs_lose_one_change_after_the_other(tmp_path: Path) -> None:
     ]
 
 
-def test_a_wrong_claim_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_claim_is_rejected(tmp_path: Path) -> None:
     claim = {"claim": "c", "by": "b", "said": "s", "of": "one", "to": "two"}
     two = {**ONE, "name": "two"}
     changes: list[tuple[dict[str, Any], str]] = [

@@ -58,7 +58,7 @@ def test_caches_are_listed_and_a_faulty_manifest_hides_nothing(home: Path) -> No
     assert len(found.problems) >= 1 and all("bad.yaml" in text for text in found.problems)
 
 
-def test_each_kind_says_what_is_here(home: Path) -> None:
+def test_each_kind_reports_what_is_here(home: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

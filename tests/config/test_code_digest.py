@@ -52,7 +52,9 @@ def test_members_of_a_folder_count_as_imports(scripts: Path) -> None:
     assert digest_after(scripts, "expertflow/b.py", "x = 3\n") != second
 
 
-def test_what_a_script_reads_besides_counts(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_files_that_a_script_reads_count(
+    scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = scripts.parent / "page.css"
     page.write_text("a {}")
     monkeypatch.setitem(RESOURCES, "job", ("page.css",))

@@ -99,7 +99,7 @@ REPORTS = [
 
 
 @pytest.mark.parametrize("name", FLIPPED)
-def test_a_flipped_byte_is_named_and_what_names_the_file_goes(place: Path, name: str) -> None:
+def test_a_flipped_byte_is_reported_and_the_files_record_is_removed(place: Path, name: str) -> None:
     assert verify() == []
     before = set(place.rglob("*"))
     flip_byte(Path(name))
@@ -114,7 +114,7 @@ def test_a_flipped_byte_is_named_and_what_names_the_file_goes(place: Path, name:
     assert kinds <= {"unknown"}
 
 
-def test_odd_files_are_problems_and_the_rest_is_read(place: Path) -> None:
+def test_odd_files_are_problems_and_others_are_read(place: Path) -> None:
     odd: dict[str, Callable[[Path], object]] = {
         "results/e/.documents.json.fingerprint": lambda path: path.write_text('{"sha256": 1}'),
         "results/e/.training.json.fingerprint": lambda path: path.write_text("[[["),
@@ -133,7 +133,7 @@ def test_odd_files_are_problems_and_the_rest_is_read(place: Path) -> None:
     assert unknown == {"results/e/mine.txt", "results/e/steps.jsonl", [*odd][-1]}
 
 
-def test_only_the_damaged_lines_of_a_history_go(place: Path) -> None:
+def test_only_the_damaged_lines_of_a_history_are_removed(place: Path) -> None:
     history = Path("state/.evaluations/e.jsonl")
     lines = history.read_text().splitlines()
     flip_byte(history)
@@ -160,7 +160,7 @@ def test_the_scripts_list_what_is_damaged_and_remove_it(place: Path) -> None:
         assert done.returncode == 1 and "no results/ there" in done.stderr
 
 
-def test_a_run_that_is_at_work_is_left_alone(place: Path) -> None:
+def test_an_active_run_is_left_alone(place: Path) -> None:
     flip_byte(Path("results/e/keep.arrow"))
     EXPERT_LOCKS.mkdir(parents=True)
     with (EXPERT_LOCKS / "e.lock").open("a") as stream:
@@ -168,14 +168,14 @@ def test_a_run_that_is_at_work_is_left_alone(place: Path) -> None:
         assert verify() == []
 
 
-def test_who_cannot_write_may_look(place: Path) -> None:
+def test_verifying_needs_no_write_permission(place: Path) -> None:
     EXPERT_LOCKS.mkdir(parents=True)
     # A running program cannot be opened for writing, not even by root.
     (EXPERT_LOCKS / "e.lock").symlink_to(Path(sys.executable).resolve())
     assert verify() == []
 
 
-def test_it_ends_quietly_with_who_reads_it(place: Path) -> None:
+def test_it_ends_quietly_when_its_reader_does(place: Path) -> None:
     flip_byte(Path("results/e/keep.arrow"))
     read, write = os.pipe()
     os.close(read)
@@ -191,7 +191,7 @@ SPOILT = ("e/plan.json", "e/.model.json.fingerprint", "e/documents/s/000.json", 
 WHOLE = ("e/.plan.json.fingerprint", "e/documents/s/.000.json.fingerprint")
 
 
-def test_records_that_are_no_json_are_removed_unless_a_run_looks_or_another_makes_them(
+def test_records_that_are_not_json_are_removed_unless_a_run_only_reads_or_another_makes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -218,7 +218,7 @@ def test_records_that_are_no_json_are_removed_unless_a_run_looks_or_another_make
     assert all(any(name in line for line in told) for name in SPOILT)
 
 
-def test_what_only_looks_is_known_by_its_options() -> None:
+def test_read_only_runs_are_recognized_by_their_options() -> None:
     for words in ("--summary", "-S", "--dag", "--report=r.html"):
         assert only_looks([words], dryrun=False)
     for words in ("--cores 2 results/e/report.json", "--report r.html --report-after-run"):

@@ -104,7 +104,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path)
 
 
-def test_a_plan_of_now_is_taken_at_its_word(place: Place) -> None:
+def test_a_current_plan_is_trusted(place: Place) -> None:
     place.plan()
     basis = "plan; $2.50/h of 2026-11-01"
     assert place.parts() == ["1.0 to 2.2", "2.5 to 5.6", "1 x H100 SXM", basis]
@@ -160,7 +160,7 @@ def test_full_precision_takes_twice_as_long_and_shares_are_updated_at_once(place
     assert place.hours() < whole
 
 
-def test_a_card_too_small_for_the_weights_is_refused(
+def test_a_card_too_small_for_the_weights_is_rejected(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def dry_run() -> None:
@@ -202,7 +202,7 @@ def test_a_bound_of_steps_counts(place: Place, training: dict[str, Any], n_token
     assert place.hours()[0] == pytest.approx(two_epochs * n_tokens / 2_000_000, rel=0.2)
 
 
-def test_bytes_give_a_band_that_holds_the_packed_tokens(place: Place) -> None:
+def test_the_band_from_bytes_contains_the_packed_tokens(place: Place) -> None:
     # Four bytes per token, all but a tenth of them for training.
     Path("x.jsonl").write_text("x" * (4 * 1_000_000 * 10 // 9))
     wide = place.hours()
@@ -211,7 +211,7 @@ def test_bytes_give_a_band_that_holds_the_packed_tokens(place: Place) -> None:
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
 
-def test_twice_the_bytes_are_twice_the_hours_and_compressed_ones_hold_more(place: Place) -> None:
+def test_twice_the_bytes_take_twice_the_hours_and_compressed_ones_more(place: Place) -> None:
     once = place.hours()
     Path("x.jsonl").write_text("x" * 18_000_000)
     assert place.hours() == pytest.approx((2 * once[0], 2 * once[1]), rel=0.1)
@@ -220,7 +220,7 @@ def test_twice_the_bytes_are_twice_the_hours_and_compressed_ones_hold_more(place
     assert place.hours()[0] > 4 * once[0]
 
 
-def test_a_record_of_a_source_counts_if_it_is_of_now(place: Place) -> None:
+def test_a_record_of_a_source_counts_if_it_is_current(place: Place) -> None:
     now = place.parts()
     path = Path("results/e/sources/fetched/s.json")
     path.write_text('{"of": "another version"}')
@@ -238,7 +238,7 @@ def test_a_record_of_a_source_counts_if_it_is_of_now(place: Place) -> None:
     assert place.basis().startswith("estimate from bytes; ")
 
 
-def test_what_is_not_known_has_its_reason(place: Place) -> None:
+def test_an_unknown_forecast_has_a_reason(place: Place) -> None:
     place.manifest["data"]["max_documents"] = 10
     assert place.basis().startswith("estimate from bytes before limits on documents; ")
     place.manifest["training"] = {"max_steps": 5, "batch_size": "auto"}
@@ -289,14 +289,14 @@ def test_other_jobs_are_modeled_by_their_work(place: Place) -> None:
     assert place.told("prepare_shard") is None
 
 
-def test_a_source_that_is_yet_to_be_generated_has_a_size(place: Place) -> None:
+def test_a_source_that_is_not_yet_generated_has_a_size(place: Place) -> None:
     made = {"name": "s", "kind": "generated", "generator": "facts", "n_documents": 25}
     place.manifest["sources"] = [{**made, "seed": 1, "text": "{answer}"}]
     assert place.basis().startswith("estimate from bytes; ")
 
 
 @pytest.mark.parametrize("config", [{"hardware": "cpu"}, {"hardware": "auto"}, {"preset": "demo"}])
-def test_a_cpu_is_as_fast_as_a_share_of_its_products(
+def test_a_cpus_speed_is_a_share_of_its_matrix_products(
     place: Place, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.packing()
@@ -318,7 +318,7 @@ def test_a_cpu_is_as_fast_as_a_share_of_its_products(
     assert on_cpu[0] == pytest.approx(fastest_s / 3600, rel=0.05)
 
 
-def test_what_an_unfinished_training_saved_is_told(place: Place) -> None:
+def test_the_saved_step_of_an_unfinished_training_is_reported(place: Place) -> None:
     place.packing()
     told = place.basis()
     for run, step in (("a", 20), ("b", 310), ("b", 300)):

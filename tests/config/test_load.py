@@ -20,7 +20,7 @@ from expertflow.plan.records import PlanSpec
 from expertflow.plan.settings import TrainingSection
 
 
-def test_two_manifests_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_manifests_of_one_name_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "e.json").write_text("{}")
     refused(tmp_path, base(), "e.json beside it has the same name; remove one")
 
@@ -39,7 +39,7 @@ def refused(tmp_path: Path, value: dict[str, Any], message: str, **config: Any) 
     assert str(tmp_path / "e.yaml") in line and "\n" not in line
 
 
-def test_later_settings_win_and_a_demo_block_is_no_override(tmp_path: Path) -> None:
+def test_later_settings_take_precedence_and_a_demo_block_is_not_an_override(tmp_path: Path) -> None:
     value = {**base(), "training": {"learning_rate": 1.0, "batch_size": 1, "seed": 1}}
     value["demo"] = {"training": {"learning_rate": 2.0, "batch_size": 2}}
     full = load(tmp_path, value, preset="full")["training"]
@@ -54,7 +54,7 @@ def test_later_settings_win_and_a_demo_block_is_no_override(tmp_path: Path) -> N
         load(tmp_path, base(), experts=demo)
 
 
-def test_all_linear_is_a_text_or_a_list(tmp_path: Path) -> None:
+def test_all_linear_is_a_string_or_a_list(tmp_path: Path) -> None:
     def targets(value: Any) -> Any:
         lora = {"targets": value}
         return load(tmp_path, {**base(), "training": {"lora": lora}})["training"]["lora"]["targets"]
@@ -65,7 +65,7 @@ def test_all_linear_is_a_text_or_a_list(tmp_path: Path) -> None:
         targets("q_proj")
 
 
-def test_a_json_manifest_does_as_well_and_an_unknown_one_gets_a_suggestion(tmp_path: Path) -> None:
+def test_a_json_manifest_works_and_an_unknown_one_gets_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "expert-sql.json").write_text(json.dumps(base()))
     settings = load_config({"experts": {}})
     expert = load_expert("expert-sql", folders=[tmp_path], config=settings)
@@ -74,7 +74,7 @@ def test_a_json_manifest_does_as_well_and_an_unknown_one_gets_a_suggestion(tmp_p
         load_expert("expert-sqk", folders=[tmp_path], config=settings)
 
 
-def test_texts_of_the_command_line_become_what_the_schema_asks_for(tmp_path: Path) -> None:
+def test_strings_of_the_command_line_are_converted_by_the_schema(tmp_path: Path) -> None:
     # Snakemake reads ``--config 'training={max_steps: 30}'`` as an object of strings.
     training = {"max_steps": "30", "learning_rate": "3e-6", "max_usd": "2.5", "bf16": "true"}
     told = load_config({"experts": {"e": "null"}, "training": {**training, "eval_steps": "null"}})
@@ -181,11 +181,13 @@ IDLE = [
 
 
 @pytest.mark.parametrize(("keys", "message"), IDLE)
-def test_an_idle_key_is_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+def test_a_key_without_effect_is_rejected(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
     refused(tmp_path, {**base(), "sources": [source(**keys)]}, f"source src.*{message}")
 
 
-def test_keys_that_say_nothing_or_something_are_let_through(tmp_path: Path) -> None:
+def test_keys_with_an_effect_or_null_are_accepted(tmp_path: Path) -> None:
     idle = source(revision=None, roles={}, options={}, category="c")
     chat = source(messages="m", tools="t", roles={"x": "user"})
     data = {"max_per_category": 5}
@@ -210,7 +212,7 @@ def below(node: dict[str, Any], path: str) -> bool:
     return bool(node)
 
 
-def test_former_names_lead_to_settings_that_exist_and_are_none_themselves() -> None:
+def test_former_names_lead_to_existing_settings_and_are_not_settings() -> None:
     expert, defs = read_schema("expert"), read_schema("expert")["$defs"]
     places = [defs["training"], defs["source"], expert]
     places += [expert["properties"][name] for name in ("data", "evaluation")]
@@ -235,14 +237,14 @@ def test_former_names_lead_to_settings_that_exist_and_are_none_themselves() -> N
         ("held_out_loss", {"pattern": "s"}, {}, r"fields\.pattern is read by nothing"),
     ],
 )
-def test_a_task_that_lacks_what_it_reads_or_is_given_what_nothing_reads_is_refused(
+def test_a_task_with_missing_or_unused_inputs_is_rejected(
     task: str, fields: Any, artifacts: Any, message: str
 ) -> None:
     [fault] = find_task_faults({"task": task, "fields": fields, "artifacts": artifacts})
     assert re.search(message, fault)
 
 
-def test_a_task_may_be_given_what_another_one_reads() -> None:
+def test_a_task_may_have_inputs_of_another_one() -> None:
     for task, fields, artifacts in (
         ("held_out_loss", {"schema": "s"}, {"database": "x"}),
         ("exact_match", {}, {"database": "x"}),
@@ -253,7 +255,7 @@ def test_a_task_may_be_given_what_another_one_reads() -> None:
 
 
 @pytest.mark.parametrize("name", ["<b>x", "a\x1b[31m", "a\u202eb", ".tokens", ""])
-def test_an_expert_has_a_name_that_any_page_and_terminal_shows(name: str) -> None:
+def test_an_experts_name_is_printable_everywhere(name: str) -> None:
     with pytest.raises(ConfigError, match=r"'experts' is .*: it must match .* letters, digits"):
         load_config({"experts": {name: {}}})
     assert load_config({"experts": {"Überweisung 2.1": {}}})
@@ -276,7 +278,7 @@ def test_sources_are_changed_by_name(tmp_path: Path) -> None:
     assert "sources.mine is 'b'; give keys" in first and "sources.min: the expert" in second
 
 
-def test_one_machine_asks_for_none_and_several_for_as_many() -> None:
+def test_one_machine_requests_no_nodes_and_several_as_many() -> None:
     assert count_nodes(TrainingSection(world_size=4, n_nodes=1)) is None
     assert count_nodes(TrainingSection(world_size=4, n_nodes=2)) == 2
     said = r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
@@ -300,7 +302,7 @@ def spec(folder: Path, prices: Any = None, **config: Any) -> PlanSpec:
     return tables(folder, prices, **config).plan_spec(load(folder, base(), **config))
 
 
-def test_a_spec_holds_the_rows_of_the_named_cards_and_their_prices(tmp_path: Path) -> None:
+def test_a_spec_has_the_rows_and_prices_of_the_named_cards(tmp_path: Path) -> None:
     shipped = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
     made = spec(tmp_path, hardware="H100 SXM", compare=shipped["compare"])
     assert (len(made.compare), made.prices) == (7, {})
@@ -330,7 +332,7 @@ def test_a_spec_holds_the_rows_of_the_named_cards_and_their_prices(tmp_path: Pat
         ({}, "compare names 'H900': no such row"),
     ],
 )
-def test_a_faulty_price_is_refused(tmp_path: Path, prices: dict[str, Any], problem: str) -> None:
+def test_an_invalid_price_is_rejected(tmp_path: Path, prices: dict[str, Any], problem: str) -> None:
     unknown = [{"name": "H900", "n_gpus": 1}]
     with pytest.raises(ConfigError, match=problem):
         spec(tmp_path, prices, hardware="H100 SXM", compare=COMPARE if prices else unknown)

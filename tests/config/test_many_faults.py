@@ -6,7 +6,7 @@ import yaml
 from manifests import base, list_errors, load, source
 
 
-def test_all_faults_of_a_manifest_are_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_of_a_manifest_are_reported_at_once(tmp_path: Path) -> None:
     training = {"bath_size": 1, "lr": 1e-4, "target_tokens": "1e9"}
     value = {**base(), "sources": [{"name": "s", "text": "{a}"}], "training": training}
     del value["description"]
@@ -43,7 +43,7 @@ def test_faults_of_a_file_and_its_demo_block_have_their_lines_once_each(tmp_path
     assert found == ["e.yaml:14: key 'training.seed'", "e.yaml:3: key 'training.batch_size'"]
 
 
-def test_all_contradictions_are_told_at_once(tmp_path: Path) -> None:
+def test_all_contradictions_are_reported_at_once(tmp_path: Path) -> None:
     value = {**base(), "origins": {"modle": {"from": "own"}, "training.x": {"from": "own"}}}
     value["sources"] = [source(name="s", id="x", roles={"a": "user"}), source(name="s", text="{a")]
     value["training"] = {"torch_compile_mode": "reduce-overhead", "packing": "none"}

@@ -82,13 +82,13 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
     assert run_script("import_settings", path).stdout == text
 
 
-def test_an_unpacked_recipe_keeps_its_examples_a_step(tmp_path: Path) -> None:
+def test_an_unpacked_recipe_keeps_its_examples_per_step(tmp_path: Path) -> None:
     result = translate(write(tmp_path, "false"))
     assert result.manifest["training"]["packing"] == "none"
     assert any("A step has 8 examples a card, as before" in note for note in result.notes)
 
 
-def test_what_is_no_recipe_of_here_gets_a_line(tmp_path: Path) -> None:
+def test_an_unsupported_recipe_gets_a_line(tmp_path: Path) -> None:
     for text, problem in {
         "finetuning_type: oft": "method oft is not here",
         "use_galore: true": "use_galore asks for GaLore",
@@ -127,7 +127,7 @@ def test_named_modules_are_adapted_however_they_are_written(
     assert training_of(tmp_path, text, name)["lora"]["targets"] == ["q_proj", "v_proj"]
 
 
-def test_a_pattern_of_modules_is_told(tmp_path: Path) -> None:
+def test_a_pattern_of_modules_is_reported(tmp_path: Path) -> None:
     result = translate_text(tmp_path, "model_name: m\nuse_peft: true\ntarget_modules: .*[qv]_proj$")
     assert "a pattern" in result.explained["target_modules"]
 
@@ -141,19 +141,19 @@ def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
     assert training["warmup_ratio"] == 0.03
 
 
-def test_a_rank_makes_no_adapter_of_full_fine_tuning(tmp_path: Path) -> None:
+def test_a_rank_does_not_turn_full_fine_tuning_into_an_adapter(tmp_path: Path) -> None:
     text = "model_name: m\nstage: sft\nfinetuning_type: full\nlora_rank: 16"
     assert training_of(tmp_path, text)["method"] == "full"
 
 
-def test_what_a_file_leaves_open_is_told(tmp_path: Path) -> None:
+def test_settings_missing_in_a_file_are_reported(tmp_path: Path) -> None:
     result = translate_text(tmp_path, "model_name: m\nlearning_rate: 1e-5\nwarmup_steps: 3")
     line = "Not set there, so our defaults apply: num_train_epochs, lr_scheduler_type."
     assert line in result.notes
     assert result.manifest["training"]["packing"] == "none"
 
 
-def test_fp16_alone_and_records_without_input_are_taken(tmp_path: Path) -> None:
+def test_fp16_alone_and_records_without_input_are_accepted(tmp_path: Path) -> None:
     result = translate_text(tmp_path, "model_name: m\nfp16: true\ndataset: mine")
     assert result.manifest["training"]["bf16"] is False
     [source] = result.manifest["sources"]
@@ -162,7 +162,7 @@ def test_fp16_alone_and_records_without_input_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("turn", [1, -1])
-def test_a_key_that_is_not_in_force_sets_nothing(tmp_path: Path, turn: int) -> None:
+def test_a_key_without_effect_sets_nothing(tmp_path: Path, turn: int) -> None:
     for packing, strategy, here in (("false", "bfd", "none"), ("true", "wrapped", "concat")):
         lines = [f"packing: {packing}", f"packing_strategy: {strategy}"][::turn]
         found = training_of(tmp_path, "\n".join(["model_name: m", *lines]))
@@ -173,7 +173,7 @@ def test_a_key_that_is_not_in_force_sets_nothing(tmp_path: Path, turn: int) -> N
     assert result.manifest["data"]["supervise"] == "completion"
 
 
-def test_an_adapter_is_found_beside_a_named_quantization(tmp_path: Path) -> None:
+def test_an_adapter_is_found_with_a_named_quantization(tmp_path: Path) -> None:
     text = (
         "model: m\npeft_config: {name: lora, r: 4}\nquant_config: {name: bnb, quantization_bit: 4}"
     )
@@ -181,7 +181,7 @@ def test_an_adapter_is_found_beside_a_named_quantization(tmp_path: Path) -> None
     assert (training["method"], training["lora"]["r"]) == ("qlora", 4)
 
 
-def test_what_a_peer_sets_by_itself_is_set(tmp_path: Path) -> None:
+def test_a_peers_defaults_are_set(tmp_path: Path) -> None:
     text = "model_name: m\nstage: pt\nfinetuning_type: lora\nlora_rank: 64\ndataset: web"
     result = translate_text(tmp_path, text)
     training, [source] = result.manifest["training"], result.manifest["sources"]
@@ -197,7 +197,7 @@ def test_what_a_peer_sets_by_itself_is_set(tmp_path: Path) -> None:
     assert any("lora.alpha, lora.dropout, lora.targets." in note for note in result.notes)
 
 
-def test_a_value_that_no_manifest_may_have_is_told(tmp_path: Path) -> None:
+def test_a_value_that_no_manifest_may_have_is_reported(tmp_path: Path) -> None:
     lines = ("save_steps: 0.1", "bf16: full", "quantization_bit: 8", "val_set_size: auto")
     result = translate_text(tmp_path, "\n".join(["model_name: m", "warmup_steps: 0.1", *lines]))
     assert result.explained.keys() == {line.partition(":")[0] for line in lines}

@@ -61,7 +61,7 @@ def end(run: "subprocess.Popen[str]") -> None:
     run.communicate()
 
 
-def test_a_second_run_is_told_who_makes_the_expert() -> None:
+def test_a_second_run_learns_who_makes_the_expert() -> None:
     run, _ = start(HOLDER)
     with pytest.raises(SystemExit) as caught:
         hold_experts([job(expert="a")])
@@ -72,7 +72,7 @@ def test_a_second_run_is_told_who_makes_the_expert() -> None:
     hold_experts([job(expert="a")])
 
 
-def test_orphans_are_found_and_waited_for(
+def test_a_run_finds_and_awaits_orphans(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, pid = start(PARENT)
@@ -126,7 +126,7 @@ def slurm_runs() -> list[str]:
     return found
 
 
-def test_the_jobs_of_the_run_before_are_waited_for(
+def test_a_run_waits_for_the_jobs_of_the_previous_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_squeue("exit 1")
@@ -151,7 +151,7 @@ def test_the_jobs_of_the_run_before_are_waited_for(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_stopped_while_it_waits_hands_the_jobs_on(
+def test_a_run_stopped_while_waiting_leaves_the_jobs_to_the_next(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     hold_for_slurm("first")
@@ -177,7 +177,7 @@ def test_waiting_ends_after_a_day(
     assert capsys.readouterr().err.count("scancel 7; Ctrl-C ends the wait\n") == 4
 
 
-def test_slurm_without_sbatch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_without_sbatch_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     run: Any = SimpleNamespace(
         execution_settings=SimpleNamespace(keep_incomplete=False),
@@ -212,7 +212,7 @@ def test_a_stop_leaves_no_process(tmp_path: Path, number: signal.Signals, shell:
     wait_for(lambda: not any(map(is_running, pids)))
 
 
-def test_rejected_records_are_kept_beside_the_output(tmp_path: Path) -> None:
+def test_rejected_records_are_kept_next_to_the_output(tmp_path: Path) -> None:
     folder, output, kept = (tmp_path / name for name in ("work", "rows", "rows.rejected"))
     for place in (folder / "a", kept):
         place.mkdir(parents=True)

@@ -25,7 +25,7 @@ class Oven(Record, frozen=True, kw_only=True):
     bakers: Annotated[int, Setting("Number.", affects=PROCESSES)] = 1
 
 
-def test_what_changes_no_time_is_neutral() -> None:
+def test_settings_without_an_effect_on_time_are_neutral() -> None:
     oven = Oven(heat=250.0, trays=4, salt=9.0, loaves=40, bakers=2)
     assert neutralize(oven) == Oven(heat=250.0, trays=4, glaze=False, loaves=40, bakers=2)
     assert neutralize(oven, length=True) == Oven(heat=250.0, trays=4, glaze=False, bakers=2)

@@ -95,7 +95,7 @@ def test_a_setting_reaches_the_rules_that_read_it(changes: dict[str, Any], rules
         assert set(leaves(changes)) - set(leaves(base())) <= set(leaves(after[rule])), rule
 
 
-def test_added_tokens_reach_tokenizer_model_and_card_and_have_to_be_trained() -> None:
+def test_added_tokens_reach_tokenizer_model_and_card_and_must_be_trained() -> None:
     added: dict[str, Any] = {"data": {"added_tokens": ["<a>"]}}
     training = {"lora": {"modules_to_save": ["embed_tokens", "lm_head"]}}
     before, after = (
@@ -127,7 +127,7 @@ def test_a_changed_adapter_to_continue_from_is_planned_and_trained_again(folder:
     assert told_of[0] != told_of[1] == told_of[2]
 
 
-def test_rules_are_told_what_is_theirs_of_a_source() -> None:
+def test_rules_get_only_their_settings_of_a_source() -> None:
     generated = {"name": "g", "kind": "generated", "generator": "facts", "text": "{t}"}
     sources = [
         {"name": "h", "kind": "hub", "id": "a/b", "text": "{t}"},
@@ -144,7 +144,7 @@ def test_rules_are_told_what_is_theirs_of_a_source() -> None:
     assert told("ablate_expert")["n_repeats"] == 3
 
 
-def test_a_bundle_is_told_what_makes_its_results() -> None:
+def test_a_bundle_gets_the_settings_behind_its_results() -> None:
     made = told("make_bundle", training={"learning_rate": 1e-5, "tuned": "t.json"})
     assert (made["expert"], made["tuned"], made["with_weights"]) == ("e", "t.json", False)
     assert set(made["code"]) == {*RULES, "generate_source"} - {"calibrate_expert"}
@@ -157,13 +157,13 @@ def test_a_bundle_is_told_what_makes_its_results() -> None:
     assert set(made["files"]) == {"experts/e.yaml", "hardware/gpus.yaml", "hardware/prices.yaml"}
 
 
-def test_a_benchmark_that_is_not_there_is_named() -> None:
+def test_a_missing_benchmark_is_named() -> None:
     data = {"benchmarks": [{"path": "b.jsonl", "text": "{q}"}]}
     with pytest.raises(SystemExit, match=r"benchmarks names b\.jsonl, which is not there"):
         told("prepare_shard", data=data)
 
 
-def test_documents_do_not_depend_on_how_they_are_judged_later() -> None:
+def test_documents_do_not_depend_on_the_evaluation() -> None:
     def prepared(**data: Any) -> Any:
         return told("prepare_shard", data=data)
 
@@ -184,7 +184,7 @@ def test_a_benchmarks_content_counts_however_its_path_is_written(written: str) -
 @pytest.mark.parametrize(
     ("named", "place"), [("own.db", "own.db"), ("s:m.db", "results/e/sources/generated/s/m.db")]
 )
-def test_an_artifact_of_ones_own_counts_by_its_content(named: str, place: str) -> None:
+def test_a_users_artifact_counts_by_its_content(named: str, place: str) -> None:
     """A generated one changes the record of its source."""
     Path(place).parent.mkdir(parents=True, exist_ok=True)
     Path(place).write_text("some")
@@ -239,7 +239,9 @@ def both(bundle: BundleSpec | None = None) -> tuple[Any, Any]:
     return tokenizer, model
 
 
-def test_a_models_home_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_models_location_is_not_a_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home(tmp_path / "one", monkeypatch)
     one = both()
     assert [set(made["content"]) for made in one] == [
@@ -286,7 +288,7 @@ def test_trainings_that_do_not_fit_end_the_run_before_any_job(rule: str) -> None
     refuse(rule, 1, main=False)
 
 
-def test_what_a_card_needs_is_looked_for_before_any_job(
+def test_requirements_of_a_card_are_checked_before_any_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(probe, "lacks_cuda", lambda: False)
@@ -324,7 +326,7 @@ def test_what_a_card_needs_is_looked_for_before_any_job(
     check("train_expert", {}, elsewhere=True)
 
 
-def test_a_training_on_a_cpu_takes_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_on_a_cpu_uses_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "usable_cpus", lambda: 12)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 8)
 
@@ -341,7 +343,7 @@ def test_a_training_on_a_cpu_takes_its_cores(monkeypatch: pytest.MonkeyPatch) ->
     assert threads() == 4
 
 
-def test_a_compiler_needs_headers_of_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_needs_python_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(folder))
     assert probe.lacks_compiler()

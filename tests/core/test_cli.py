@@ -88,7 +88,7 @@ print("went on")
 
 
 @pytest.mark.parametrize(("ignored", "code"), [(False, -signal.SIGINT), (True, 0)])
-def test_ctrl_c_while_importing_is_not_lost(ignored: bool, code: int) -> None:
+def test_ctrl_c_during_imports_is_not_lost(ignored: bool, code: int) -> None:
     def hear() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
 
@@ -116,7 +116,7 @@ def test_a_stage_takes_its_functions_parameters(stage: Callable[..., Any]) -> No
     assert more == {**made, "salt": "b", "hours": 2.0}
 
 
-def test_a_sidecar_names_no_bytes_that_were_not_read(tmp_path: Path) -> None:
+def test_a_sidecar_lists_only_bytes_that_were_read(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     record, mine = tmp_path / "results" / "made.json", tmp_path / "mine.jsonl"
     for path in (record, mine):
@@ -129,14 +129,14 @@ def test_a_sidecar_names_no_bytes_that_were_not_read(tmp_path: Path) -> None:
         write_sidecar(record, spec="", code="", outside=read)
 
 
-def test_a_terminal_obeys_nothing_that_data_brings() -> None:
+def test_a_terminal_obeys_no_control_characters_in_data() -> None:
     hidden = "a\x1b[2J\u202e\udcff\n"
     record = logging.LogRecord("x", logging.INFO, "x", 1, "%s", (hidden,), None)
     assert cli.printable_handler().format(record).endswith("a<U+001B>[2J<U+202E><U+DCFF>\n")
     assert single_line(hidden) == "a<U+001B>[2J<U+202E><U+DCFF>"
 
 
-def test_a_stage_refuses_what_is_not_as_declared(stage: Callable[..., Any]) -> None:
+def test_a_stage_rejects_inputs_that_differ_from_the_declaration(stage: Callable[..., Any]) -> None:
     assert "spec: object contains unknown field x" in stage(
         "--spec", '{"degrees":9,"x":1}', *NEEDED
     )
@@ -147,7 +147,7 @@ def test_a_stage_refuses_what_is_not_as_declared(stage: Callable[..., Any]) -> N
     assert stage("--spec", '{"degrees":9}') == 2
 
 
-def test_a_long_job_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_job_reports_its_progress(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     progress = ProgressPrinter("e/000", total=2000, unit="documents tokenized", every_s=0)
     progress.add(500)
@@ -156,7 +156,7 @@ def test_a_long_job_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.messages[-1].endswith(" 0 s left")
 
 
-def test_a_silent_job_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_job_reports_its_activity(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with break_silence(every_s=0.01):
         wait_for(lambda: [m for m in caplog.messages if m.startswith("still running, 0 s after")])
@@ -205,7 +205,7 @@ def attempts_after(path: Path, *actions: str) -> list[Attempt]:
     return list(read_attempts(attempts_path(path)))
 
 
-def test_a_state_that_is_published_again_cost_what_its_training_did(
+def test_a_republished_state_has_the_cost_of_its_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -223,7 +223,7 @@ def test_a_state_that_is_published_again_cost_what_its_training_did(
     assert len(attempts_after(path, "publish")) == 1
 
 
-def test_a_later_attempt_ends_with_an_error_that_would_come_again(tmp_path: Path) -> None:
+def test_a_later_attempt_ends_with_an_error_that_would_recur(tmp_path: Path) -> None:
     path = tmp_path / "train_expert.log"
     attempts_after(path, "miss", "fail")
     assert [a.error for a in read_attempts(attempts_path(path))] == [None, "error: no"]
@@ -249,7 +249,7 @@ def test_processes_of_a_launcher_record_the_same_attempt(tmp_path: Path) -> None
     assert (attempt.code, attempt.error, attempt.n_cards) == (1, "error: no", 2)
 
 
-def test_a_killed_one_ends_where_it_was_last_seen(tmp_path: Path) -> None:
+def test_a_killed_attempt_ends_where_it_was_last_seen(tmp_path: Path) -> None:
     path = tmp_path / "evaluate_expert.log"
     job = start_job(path, n_cards=2)
     assert job.stdout is not None and job.stdout.readline() == "here\n"
@@ -263,7 +263,7 @@ def test_a_killed_one_ends_where_it_was_last_seen(tmp_path: Path) -> None:
     assert attempts_after(path, "end")[0] == killed, "the next one does not make it longer"
 
 
-def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:
+def test_a_damaged_file_is_started_again(tmp_path: Path) -> None:
     path = tmp_path / "train_expert.log"
     attempts_path(path).write_text("{")
     assert [a.code for a in attempts_after(path, "end")] == [0]

@@ -30,7 +30,7 @@ from expertflow.core.records import Record, from_json, read_part
 from expertflow.train.saved.state_dirs import find_abandoned
 
 
-def test_what_a_library_writes_for_its_owner_alone_is_read_like_its_neighbors(
+def test_a_file_that_a_library_writes_for_its_owner_is_as_readable_as_others(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "neighbor").touch()
@@ -63,7 +63,7 @@ def start_writing(target: Path) -> "subprocess.Popen[str]":
     return process
 
 
-def test_what_another_process_moves_meanwhile_is_removed(
+def test_files_moved_by_another_process_meanwhile_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, moved = tmp_path / "folder", tmp_path / "folder/file"
@@ -83,7 +83,7 @@ def test_what_another_process_moves_meanwhile_is_removed(
     remove(folder)
 
 
-def test_the_next_write_removes_what_the_dead_have_left_and_not_what_the_living_write(
+def test_the_next_write_removes_leftovers_of_dead_processes_only(
     tmp_path: Path,
 ) -> None:
     target = tmp_path / "out.txt"
@@ -111,7 +111,7 @@ def test_without_a_lock_a_partial_is_abandoned_after_an_hour(tmp_path: Path) -> 
     assert is_abandoned(left)
 
 
-def test_a_partial_stays_as_long_as_a_child_lives_that_has_its_lock(tmp_path: Path) -> None:
+def test_a_partial_stays_while_a_child_has_its_lock(tmp_path: Path) -> None:
     with hold_partial(tmp_path / "out.txt") as (partial, lock):
         child = subprocess.Popen(["cat"], pass_fds=[lock.fileno()], stdin=subprocess.PIPE)
         partial.parent.rename(left := tmp_path / ".out.txt.left.partial")
@@ -127,7 +127,7 @@ def test_directory_hashes_see_names_and_contents(tmp_path: Path) -> None:
     assert sha256_directory(tmp_path) != first
 
 
-def test_one_at_a_time_holds_it_and_says_who(tmp_path: Path) -> None:
+def test_one_process_at_a_time_has_the_lock_and_is_named(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with path.open("a+", encoding="utf-8") as one, path.open("a+", encoding="utf-8") as two:
         assert try_lock(one, wait=True) == "taken"
@@ -140,7 +140,7 @@ def test_one_at_a_time_holds_it_and_says_who(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [*NO_LOCKS, errno.EIO])
-def test_a_file_system_without_locks_is_told_and_other_errors_stay(
+def test_a_file_system_without_locks_is_reported_and_other_errors_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -165,13 +165,13 @@ class Outer(Record, frozen=True, kw_only=True):
 
 
 @pytest.mark.parametrize(("value", "kind"), [("1", "str"), (True, "bool")])
-def test_a_wrong_record_is_refused_with_its_key(value: object, kind: str) -> None:
+def test_an_invalid_record_is_rejected_with_its_key(value: object, kind: str) -> None:
     with pytest.raises(DataError, match=rf"r\.json\.inner\.n: expected int, got {kind}"):
         from_json(Outer, {"inner": {"n": value}}, where="r.json")
 
 
 @pytest.mark.parametrize("spoilt", [b"", bytes(9), b'{"n": ', None])
-def test_a_part_of_a_spoilt_record_is_a_data_error(tmp_path: Path, spoilt: bytes | None) -> None:
+def test_a_part_of_a_damaged_record_is_a_data_error(tmp_path: Path, spoilt: bytes | None) -> None:
     path = tmp_path / "record.json"
     if spoilt is not None:
         path.write_bytes(spoilt)
@@ -179,7 +179,7 @@ def test_a_part_of_a_spoilt_record_is_a_data_error(tmp_path: Path, spoilt: bytes
         read_part(int, path, "n")
 
 
-def test_what_lies_on_one_disk_has_to_fit_there_together(
+def test_files_on_one_disk_must_fit_there_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
@@ -202,7 +202,7 @@ def test_what_lies_on_one_disk_has_to_fit_there_together(
         (ValueError("in Rust (os error 5)"), None),
     ],
 )
-def test_what_does_not_fit_names_disk_and_bytes_and_leaves_the_old_file(
+def test_a_full_disk_is_named_with_bytes_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str | None
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
@@ -219,7 +219,7 @@ def test_what_does_not_fit_names_disk_and_bytes_and_leaves_the_old_file(
         assert told.endswith(f" has 5.1 MB free; {MAKE_ROOM}")
 
 
-def test_a_lock_is_waited_for_a_day(
+def test_waiting_for_a_lock_ends_after_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     naps: list[float] = []

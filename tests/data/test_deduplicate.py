@@ -199,7 +199,9 @@ def test_too_many_rejects_of_a_source_stop_the_run(tmp_path: Path) -> None:
         ({"n_records": 2, "n_documents": 1}, "does not have the 1 documents"),
     ],
 )  # fmt: skip
-def test_a_useless_source_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_useless_source_is_rejected(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     shards = [write_shard(tmp_path, "ab"), write_shard(tmp_path, [], source="t", **changes)]
     with pytest.raises(DataError, match=message):
         run(tmp_path, shards, spec())
@@ -271,7 +273,7 @@ def test_a_weight_thins_or_repeats_documents(weight: float, n_train: int, n_copi
     assert (copies[:40] == 1).all() and (copies[1::2] == 1).all()
 
 
-def test_choices_and_sides_last_when_data_grows() -> None:
+def test_choices_and_sides_stay_when_data_grows() -> None:
     few, many, other = columns(1000), columns(10_000), columns(1000)
     sides = [mark_held_out(of.group, split_edge(of, 0.05, expert="e"))[:1000] for of in (few, many)]
     assert (sides[0] == sides[1]).all()
@@ -283,7 +285,7 @@ def test_choices_and_sides_last_when_data_grows() -> None:
     assert len(before & set(kept(other))) < 30
 
 
-def test_a_set_that_was_cut_by_a_plain_hash_is_still_split_evenly() -> None:
+def test_a_set_selected_by_a_plain_hash_is_still_split_evenly() -> None:
     groups = [f"question {i}" for i in range(20_000)]
     cut = [group for group in groups if text_hash(group)[0] < 0x40]
     of = columns(len(cut))
@@ -315,7 +317,7 @@ def test_a_limit_that_leaves_too_few_is_named(name: str, limit: dict[str, Any]) 
 
 
 @given(st.data())
-def test_no_group_lies_on_both_sides_and_no_side_is_empty(data: st.DataObject) -> None:
+def test_no_group_is_on_both_sides_and_no_side_is_empty(data: st.DataObject) -> None:
     n = data.draw(st.integers(4, 60))
     of = columns(n, sources="ab", categories=("x", "y", None))
     of.group[:] = [group_hash(str(data.draw(st.integers(0, n // 3)))) for _ in range(n)]

@@ -57,7 +57,7 @@ OBJECTS = st.dictionaries(
 
 @settings(max_examples=40)
 @given(values=st.lists(OBJECTS), indent=st.sampled_from([None, 2]), n_bytes=st.integers(1, 9))
-def test_json_is_read_through_a_window_of_any_size(
+def test_json_is_read_with_a_window_of_any_size(
     tmp_path_factory: pytest.TempPathFactory, values: list[Any], indent: int | None, n_bytes: int
 ) -> None:
     path = tmp_path_factory.mktemp("json") / "a.json"
@@ -142,7 +142,7 @@ def test_json_in_another_encoding(tmp_path: Path, name: str, encoding: str) -> N
     assert found == [(1, "not_utf8"), (2, {})]
 
 
-def test_columns_that_json_cannot_hold(tmp_path: Path) -> None:
+def test_columns_that_json_cannot_represent(tmp_path: Path) -> None:
     text = pa.array([b"ok", b"\xff", b"ok", b"ok"])
     invalid = pa.Array.from_buffers(pa.string(), 4, text.buffers())
     floats = [1.5, None, float("nan"), float("-inf")]
@@ -175,7 +175,7 @@ def test_columns_that_json_cannot_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_an_offset_out_of_range_is_refused_before_it_is_read(tmp_path: Path, nested: bool) -> None:
+def test_an_offset_out_of_range_is_rejected_before_it_is_read(tmp_path: Path, nested: bool) -> None:
     offsets = pa.array([0, 1, 1 << 30, 2], pa.int32()).buffers()[1]
     column = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"ab")])
     if nested:
@@ -188,7 +188,7 @@ def test_an_offset_out_of_range_is_refused_before_it_is_read(tmp_path: Path, nes
         read_shards((describe(path),))
 
 
-def test_a_date_that_python_cannot_hold_is_a_fault_of_its_row(tmp_path: Path) -> None:
+def test_a_date_that_python_cannot_represent_is_a_fault_of_its_row(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     for kind in (pa.timestamp("us"), pa.date64(), pa.duration("s")):
         table = pa.table({"n": [1, 2, 3], "t": pa.array([0, 10**18, None], kind)})
@@ -200,7 +200,7 @@ def test_a_date_that_python_cannot_hold_is_a_fault_of_its_row(tmp_path: Path) ->
         assert records[2].value == {"n": 3, "t": None}
 
 
-def test_frames_members_padding_and_suffixes_in_capitals_are_read(tmp_path: Path) -> None:
+def test_frames_members_padding_and_upper_case_suffixes_are_read(tmp_path: Path) -> None:
     skipped = b"\x50\x2a\x4d\x18" + (2).to_bytes(4, "little") + b"ab"
     first, second = zstandard.compress(b"{}\n{"), zstandard.compress(b"}")
     for name, raw, values in (
@@ -218,7 +218,7 @@ LINES = b"".join(b'{"n": %d}\n' % i for i in range(20_000))
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
-def test_packed_data_that_are_cut_off_say_where(tmp_path: Path, name: str, suffix: str) -> None:
+def test_truncated_packed_data_report_the_position(tmp_path: Path, name: str, suffix: str) -> None:
     packed = PACKERS[suffix](LINES)
     path = tmp_path / (name + suffix)
     path.write_bytes(packed[: len(packed) * 9 // 10])
@@ -226,7 +226,7 @@ def test_packed_data_that_are_cut_off_say_where(tmp_path: Path, name: str, suffi
         read_shards((describe(path),))
 
 
-def test_damaged_packed_data_say_where(tmp_path: Path) -> None:
+def test_damaged_packed_data_report_the_position(tmp_path: Path) -> None:
     path, packed = tmp_path / "a.jsonl.gz", gzipped(LINES)
     wrong_sum = packed[:-5] + bytes([packed[-5] ^ 1]) + packed[-4:]
     for raw, said in ((wrong_sum, r"\d{5} .*fetch"), (gzipped(b"{}\n") + b"rubbish", "1 ")):
@@ -267,7 +267,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "raw", "message"), WRONG)
-def test_a_misnamed_file_is_refused(tmp_path: Path, name: str, raw: bytes, message: str) -> None:
+def test_a_misnamed_file_is_rejected(tmp_path: Path, name: str, raw: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(raw)
     with pytest.raises(DataError, match=message) as caught:
@@ -278,11 +278,11 @@ def test_a_misnamed_file_is_refused(tmp_path: Path, name: str, raw: bytes, messa
 @pytest.mark.parametrize(
     "raw", [b'{"a": \n{"a": 1}\n', b'[{"r": 1}]\n[{"r": 2}]\n', b"[1, 2]\n", b"\0\0\0\0\n{}\n"]
 )
-def test_bad_lines_do_not_condemn_a_file(tmp_path: Path, raw: bytes) -> None:
+def test_bad_lines_do_not_reject_a_file(tmp_path: Path, raw: bytes) -> None:
     assert seen(tmp_path / "a.jsonl", raw)
 
 
-def test_options_that_cannot_be_met() -> None:
+def test_impossible_options() -> None:
     for key, value, message in (
         (1, "x", "options.1: unknown"),
         ("encodng", "utf-8", "options.encodng: unknown; .* encoding, text_records, delimiter"),

@@ -34,7 +34,7 @@ def layout(
     return read_layout(folder, choice=choice, text_special_tokens="plain")
 
 
-def test_the_tokenizers_own_template_wins(tmp_path: Path) -> None:
+def test_the_tokenizers_own_template_takes_precedence(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": OWN}]
     for template in (OWN, named):
         found = layout(tmp_path, *MARKS, chat_template=template, eos_token="<|e|>")
@@ -68,7 +68,7 @@ def test_a_template_is_chosen_by_its_name_or_path(tmp_path: Path) -> None:
         layout(tmp_path, *MARKS, eos_token="<|e|>")
 
 
-def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: Path) -> None:
+def test_without_a_template_chatml_is_used_if_its_tokens_exist(tmp_path: Path) -> None:
     for choice in ("auto", "chatml"):
         known = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
         found = layout(tmp_path, *known, choice=choice)
@@ -94,7 +94,7 @@ def test_without_a_template_chatml_is_used_where_its_marks_are_known(tmp_path: P
         ),
     ],
 )
-def test_a_template_that_is_refused_for_chats(tmp_path: Path, template: str, problem: str) -> None:
+def test_a_template_that_is_rejected_for_chats(tmp_path: Path, template: str, problem: str) -> None:
     found = layout(tmp_path, *MARKS, chat_template=template, eos_token="<|e|>")
     assert found.problem is not None and found.turn_end is None
     assert problem in found.problem
@@ -124,14 +124,14 @@ POST = {"type": "TemplateProcessing", "special_tokens": {"<｜s｜>": {"id": "<�
         ({"add_bos_token": True}, "<｜s｜>"), ({"add_bos_token": True, "bos_token": None}, None),
     ],
 )  # fmt: skip
-def test_a_start_token_stands_before_texts_where_the_tokenizer_adds_it(
+def test_a_start_token_precedes_texts_if_the_tokenizer_adds_it(
     tmp_path: Path, settings: dict[str, Any], start: str | None
 ) -> None:
     names = {"bos_token": "<｜s｜>", "eos_token": "</s>", **settings}
     assert layout(tmp_path, "<｜s｜>", "</s>", **names).text_start == start
 
 
-def test_tokens_that_swallow_blanks_and_ends_that_are_not_listed_are_known(tmp_path: Path) -> None:
+def test_tokens_that_strip_spaces_and_unlisted_ends_are_recognized(tmp_path: Path) -> None:
     tokens = [
         {"content": "<b>", "special": True, "lstrip": True},
         {"content": "<a>", "special": True, "rstrip": True, "lstrip": True},
@@ -148,12 +148,12 @@ def test_tokens_that_swallow_blanks_and_ends_that_are_not_listed_are_known(tmp_p
 
 
 @pytest.mark.parametrize(("text", "fault"), [("{", "damaged"), ("[]", "is not a JSON object")])
-def test_a_damaged_tokenizer_is_refused(tmp_path: Path, text: str, fault: str) -> None:
+def test_a_damaged_tokenizer_is_rejected(tmp_path: Path, text: str, fault: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(DataError, match=rf"tokenizer\.json: {fault}.*save the tokenizer again"):
         read_layout(tmp_path, choice="auto", text_special_tokens="plain")
 
 
-def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_without_an_end_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no eos_token"):
         layout(tmp_path)

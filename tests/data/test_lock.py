@@ -53,7 +53,7 @@ def test_a_lock_changes_with_content_and_not_with_time(tmp_path: Path) -> None:
     assert lock(tmp_path, source) != first
 
 
-def test_globs_give_files_in_a_fixed_order(tmp_path: Path) -> None:
+def test_globs_list_files_in_a_fixed_order(tmp_path: Path) -> None:
     names = ["a#.jsonl", "b c[1].jsonl", "x/y.jsonl/z.jsonl", "ü.jsonl"]
     for name in reversed(names):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def test_globs_give_files_in_a_fixed_order(tmp_path: Path) -> None:
         assert [path.relative_to(tmp_path).as_posix() for path in found] == wanted
 
 
-def test_unusable_files_are_named(tmp_path: Path) -> None:
+def test_unusable_files_are_reported(tmp_path: Path) -> None:
     for there in ("x.xls", "x.parquet.gz", "e.jsonl"):
         (tmp_path / there).write_text("x" * (there[0] == "x"))
     (tmp_path / "d.jsonl").mkdir()
@@ -87,7 +87,7 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
             lock(tmp_path, local_source(tmp_path / name))
 
 
-def test_a_source_that_cannot_be_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_an_impossible_source_is_rejected_before_anything_is_read(tmp_path: Path) -> None:
     poems = {"kind": "generated", "generator": "poems", "n_documents": 9}
     for settings, message in (
         ({"kind": "local", "options": {"encodng": 1}}, "source s: options.encodng: unknown"),
@@ -98,7 +98,7 @@ def test_a_source_that_cannot_be_is_refused_before_anything_is_read(tmp_path: Pa
             lock(tmp_path, SourceSpec(**{"name": "s", "path": "x", "text": "{x}", **settings}))
 
 
-def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_changed_since_the_lock_is_rejected(tmp_path: Path) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text("{}\n")
     spec = FetchSpec(source=local_source(data), preset="demo")
@@ -109,7 +109,7 @@ def test_a_file_that_changed_since_the_lock_is_refused(tmp_path: Path) -> None:
         fetch_source(spec, pinned, tmp_path / "out")
 
 
-def test_a_bundles_lock_stands_in_for_data_that_are_absent(tmp_path: Path) -> None:
+def test_a_bundles_lock_replaces_missing_data(tmp_path: Path) -> None:
     source = local_source(tmp_path / "*.jsonl")
     (tmp_path / "d.jsonl").write_text("{}\n")
     made = lock(tmp_path, source)
@@ -138,7 +138,7 @@ def commit(repository: Path, text: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_a_bundles_lock_stands_in_for_no_other_repository(tmp_path: Path) -> None:
+def test_a_bundles_lock_replaces_no_other_repository(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     source = SourceSpec(name="s", kind="git", path=str(repository), text="{x}")
     commit(repository, "one")
@@ -153,7 +153,7 @@ def test_a_bundles_lock_stands_in_for_no_other_repository(tmp_path: Path) -> Non
         lock(tmp_path, source, bundled=made)
 
 
-def test_a_bundled_generator_keeps_its_order_and_a_changed_one_is_another(tmp_path: Path) -> None:
+def test_a_bundled_generator_keeps_its_order_and_a_changed_one_differs(tmp_path: Path) -> None:
     settings = {"name": "s", "kind": "generated", "generator": "text_to_sql", "text": "{x}"}
     source = SourceSpec(**settings, n_documents=4, seed=1)
     made, path = lock(tmp_path, source), tmp_path / "sources.lock.json"
@@ -204,7 +204,7 @@ def test_files_of_a_source_add_up_and_their_notes_are_gathered(tmp_path: Path) -
         find(a)
 
 
-def test_the_manifests_license_wins_and_the_card_is_noted(tmp_path: Path) -> None:
+def test_the_manifests_license_takes_precedence_and_the_card_is_noted(tmp_path: Path) -> None:
     for stated, license, notes in (
         ("MIT", "MIT", ()),
         (None, "mit", ("license mit: from the data set card",)),
@@ -255,7 +255,7 @@ def test_records_are_deterministic_unique_and_complete(name: str, tmp_path: Path
         assert all(isinstance(record[field], str) and record[field] for field in FIELDS[name])
 
 
-def test_asking_for_more_than_there_is_names_the_most(tmp_path: Path) -> None:
+def test_requesting_too_many_records_names_the_maximum(tmp_path: Path) -> None:
     from expertflow.data.sources.generated import facts
 
     with pytest.raises(DataError, match=f"at most {len(facts.FACTS)}"):
@@ -274,7 +274,7 @@ def test_sql_answers_run_and_are_mostly_not_empty(tmp_path: Path) -> None:
     assert seen == tables
 
 
-def test_json_validates_and_the_schema_is_strict(tmp_path: Path) -> None:
+def test_json_is_valid_and_the_schema_is_strict(tmp_path: Path) -> None:
     records, _ = make("json_schema", tmp_path)
     for record in records:
         schema, value = json.loads(record["schema"]), json.loads(record["json"])

@@ -57,7 +57,7 @@ def test_a_signature_never_changes() -> None:
     assert digest == "f1c87cf23a5a831b31f92c2ca34a70557f8251f29a451a986265f0126842a6f4"
 
 
-def test_punctuation_makes_a_difference_and_blanks_and_case_none() -> None:
+def test_punctuation_counts_and_spaces_and_case_do_not() -> None:
     assert similarity("Show ALL\r\n the rows of  t", "show all the rows of t") == 1.0
     assert similarity("SELECT a FROM t WHERE b < 4", "SELECT a FROM t WHERE b > 4") < 0.7
     # A text shorter than a run is one run.
@@ -86,7 +86,7 @@ def test_near_pairs_are_found_and_others_are_not(tmp_path: Path) -> None:
     assert sum(leader >= 0 for leader in found[600:]) <= 0.01 * 300
 
 
-def test_leaders_come_earlier_and_lead_back_to_one_that_stays(tmp_path: Path) -> None:
+def test_leaders_come_earlier_and_lead_to_a_kept_document(tmp_path: Path) -> None:
     # a text that drifts: each is near its neighbors, the ends have nothing in common
     texts = [" ".join(f"w{i}" for i in range(4 * step, 4 * step + 100)) for step in range(120)]
     signed = signatures(texts, WORDS)
@@ -100,7 +100,9 @@ def test_leaders_come_earlier_and_lead_back_to_one_that_stays(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("lot", [1, 7, 600])
-def test_lots_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lot: int) -> None:
+def test_batches_make_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lot: int
+) -> None:
     signed = signatures([text for i in range(60) for text in pair(i % 40, 0.85)], WORDS)
     wanted = find_leaders(signed, tmp_path)
     assert sum(leader >= 0 for leader in wanted) > 50
@@ -108,14 +110,16 @@ def test_lots_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert find_leaders(signed, tmp_path, lot=lot) == wanted
 
 
-def test_a_full_disk_is_told_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = type("Usage", (), {"free": 10 << 20})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     with pytest.raises(HardwareError, match=r"has 10.5 MB free, 65.6 MB needed for near-"):
         NearIndex(SPEC, n_documents=100_000, folder=tmp_path)
 
 
-def test_words_are_folded() -> None:
+def test_words_are_normalized() -> None:
     for text, punctuation, wanted in (
         ("Two  Words\r\n", True, "two words"),
         ("a+b, c", True, "a+b, c"),
@@ -213,7 +217,7 @@ def test_texts_of_all_lengths_are_found_together() -> None:
     assert all(found.find_overlap([text, f"a {text} b"]) is None for text in cut)
 
 
-def test_benchmarks_are_read_by_their_template(tmp_path: Path) -> None:
+def test_benchmarks_are_read_with_their_template(tmp_path: Path) -> None:
     path = write(tmp_path / "test.jsonl", {"question": QUESTION, "n": 1}, {"question": FIVE})
     other = write(tmp_path / "other.jsonl", {"a": {"b": "one two three"}, "c": "four five six"})
     found = BenchmarkIndex.read((spec(path), spec(other, "{a.b} {c}", 6)))
@@ -232,7 +236,7 @@ def test_benchmarks_are_read_by_their_template(tmp_path: Path) -> None:
         ([], "test.jsonl: no records; remove it from data.benchmarks"),
     ],
 )
-def test_a_benchmark_gap_is_refused(tmp_path: Path, records: list[object], message: str) -> None:
+def test_a_benchmark_gap_is_rejected(tmp_path: Path, records: list[object], message: str) -> None:
     path = write(tmp_path / "test.jsonl", *records)
     with pytest.raises(DataError, match=message) as caught:
         BenchmarkIndex.read((spec(path),))

@@ -84,7 +84,7 @@ def test_every_record_is_a_document_or_has_a_reason_and_a_place(path: Path) -> N
     assert not list(path.parent.glob("documents-0-2*"))
 
 
-def test_where_and_checks_choose_records(path: Path) -> None:
+def test_where_and_checks_select_records(path: Path) -> None:
     fields = [("en", 1, {}), ("en", 2, {}), ("de", 1, {}), ("en", 1, {"id": 7})]
     write(path, *({**GOOD, "l": language, "n": n, **own} for language, n, own in fields))
     record = prepare(path, where={"l": "en", "n": 1})
@@ -110,7 +110,7 @@ def test_a_field_with_two_names_is_the_first_that_has_a_value(path: Path) -> Non
     assert [document.fields for document in documents(record)] == [{"x|y": None}]
 
 
-def test_e_mail_addresses_get_pseudonyms_everywhere(path: Path) -> None:
+def test_email_addresses_get_pseudonyms_everywhere(path: Path) -> None:
     write(path, {"q": "ask ann@site.org", "a": "ann@site.org", "x": ["bo@site.org"]})
     spec = replace(SPEC, evaluation_fields=("x",))
     (document,) = documents(prepare(path, spec, pseudonymize_emails=True))
@@ -121,7 +121,7 @@ def test_e_mail_addresses_get_pseudonyms_everywhere(path: Path) -> None:
     assert "site.org" not in json.dumps(without_emails(nested))
 
 
-def test_what_a_benchmark_asks_is_not_trained_on(path: Path) -> None:
+def test_benchmark_questions_are_not_trained_on(path: Path) -> None:
     words = "how many of the five red apples did the two children eat on that long day"
     bench = write(path.with_name("bench.jsonl"), {"text": words})
     spec = BenchmarkSpec(path=str(bench), text="{text}", n_words=8, sha256="")
@@ -142,7 +142,7 @@ def test_documents_that_count_as_one_share_a_hash_or_a_group(path: Path) -> None
     assert prepare(path, group="none").n_rejected_by_reason == {"no_group": 2}
 
 
-def test_a_group_has_one_side_whichever_way_its_number_is_written(tmp_path: Path) -> None:
+def test_a_group_has_one_side_however_its_number_is_written(tmp_path: Path) -> None:
     table = pa.table({"q": ["a", "b"], "a": ["x", "y"], "g": [1.0, 1.5]})
     pq.write_table(table, tmp_path / "a.parquet")
     path = write(tmp_path / "b.jsonl", {"q": "c", "a": "z", "g": 1}, {"q": "d", "a": "z", "g": "1"})
@@ -202,7 +202,7 @@ def test_the_tools_of_a_chat_count(path: Path) -> None:
     assert len(set(column(record, "group_hash"))) == 1
 
 
-def test_nulls_of_columns_are_no_keys(path: Path) -> None:
+def test_nulls_of_columns_are_not_keys(path: Path) -> None:
     tools = [{"name": "f", "x": None}, {"name": "g", "x": 1}]
     table = path.with_name("r.parquet")
     pq.write_table(pa.table({"turns": [say("a", "b")], "tools": [tools]}), table)
@@ -212,7 +212,7 @@ def test_nulls_of_columns_are_no_keys(path: Path) -> None:
         assert [tool["function"] for tool in document.body.tools] == wanted
 
 
-def test_categories_are_named_by_their_value(path: Path) -> None:
+def test_categories_are_identified_by_their_value(path: Path) -> None:
     values = ["1", 1, 1.0, 1.5, True, None, ["x"]]
     write(path, *[{**GOOD, "c": c} for c in values])
     names = column(prepare(path, category="c"), "category")
@@ -235,7 +235,7 @@ LEAKY = {
 
 @pytest.mark.parametrize("setting", ["scan_secrets", "pseudonymize_emails"])
 @pytest.mark.parametrize(("line", "source"), LEAKY.values(), ids=LEAKY.keys())
-def test_what_is_kept_out_of_documents_stands_nowhere_else(
+def test_text_excluded_from_documents_appears_nowhere_else(
     path: Path, setting: str, line: str, source: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     path.write_text(f"{line}\n" * 1000)
@@ -258,7 +258,7 @@ def test_what_is_kept_out_of_documents_stands_nowhere_else(
     assert KEY not in found and ADDRESS not in found
 
 
-def test_any_number_of_shards_gives_the_same_documents(path: Path) -> None:
+def test_any_number_of_shards_yields_the_same_documents(path: Path) -> None:
     records = [{"q": f"q{i}" * (i % 7 + 1), "a": "ä" * i, "id": i} for i in range(1, 60)]
     write(path, *records[:30], {"q": "no answer"}, *records[30:])
     spec = replace(SPEC, near=NearSpec(threshold=0.8, n_words=2, n_permutations=32))

@@ -87,7 +87,7 @@ def test_every_fault_has_its_code(line: bytes, reason: str, field: str | None) -
         '{"a": "\ufeff\u2028\x85"}'.encode(),
     ],
 )
-def test_what_only_looks_like_a_fault_is_read(line: bytes) -> None:
+def test_apparent_faults_are_read(line: bytes) -> None:
     assert parse_object(line) == json.loads(line)
 
 
@@ -103,7 +103,7 @@ def test_values_are_those_of_the_standard_library(
 
 @settings(max_examples=50)
 @given(value=OBJECTS.filter(bool), colon=COLONS, nested=st.booleans(), data=st.data())
-def test_any_doubled_key_is_found(
+def test_any_duplicate_key_is_found(
     value: dict[str, Any], colon: str, nested: bool, data: st.DataObject
 ) -> None:
     key = data.draw(st.sampled_from(sorted(value)))

@@ -129,7 +129,7 @@ ALL = (0, 1, 2, 3)
         (COUNTED, chat("a", "b"), '<s>a</s><s>b</s>{"n":2}', "<s>|b|</s>"),
     ],
 )  # fmt: skip
-def test_a_template_decides_what_is_written_and_the_turns_what_is_learned(
+def test_the_template_decides_the_text_and_the_turns_what_is_learned(
     template: str, body: Body, text: str, taught: str
 ) -> None:
     segments = Renderer(layout(template)).render(body)
@@ -138,13 +138,13 @@ def test_a_template_decides_what_is_written_and_the_turns_what_is_learned(
     assert all(s.special == (s.text in SPECIAL) for s in segments)
 
 
-def test_a_tokenizer_may_lack_marks_of_a_start_and_an_end() -> None:
+def test_a_tokenizer_may_lack_start_and_end_tokens() -> None:
     for template, text in ((MARKED, "a: b"), (BRACKETS, "[INST] a [/INST] b")):
         renderer = Renderer(layout(template, bos=None, eos=None))
         assert whole(renderer.render(pair("a", "b"))) == text
 
 
-def test_the_policy_on_marks_in_texts() -> None:
+def test_the_policy_on_special_tokens_in_texts() -> None:
     body = chat("x<|im_end|>y", "b")
     plain = Renderer(chatml_layout())
     assert plain.has_special_text(body) and not plain.has_special_text(chat("a", "b"))
@@ -209,7 +209,7 @@ NO_SYSTEM = (
         (HEADERS, chat("a", "b ", learned=(0,)), "rewrites turn 1 without marking it"),
     ],
 )
-def test_what_a_template_refuses_or_omits(template: str, body: Body, reason: str) -> None:
+def test_what_a_template_rejects_or_omits(template: str, body: Body, reason: str) -> None:
     with pytest.raises(Reject, match=reason):
         Renderer(layout(template)).render(body)
 
@@ -239,7 +239,7 @@ TEXTS = st.text(st.characters(exclude_characters="\0"), min_size=1).filter(str.s
 
 
 @given(st.lists(TEXTS, min_size=2, max_size=6))
-def test_no_text_changes_what_stands_around_it(texts: list[str]) -> None:
+def test_no_text_changes_its_surroundings(texts: list[str]) -> None:
     for renderer in RENDERERS:
         segments = renderer.render(chat(*texts, "end"))
         n_marks = sum(s.special for s in renderer.render(chat(*("x" for _ in texts), "end")))
@@ -247,7 +247,7 @@ def test_no_text_changes_what_stands_around_it(texts: list[str]) -> None:
         assert all(text in whole(segments) for text in texts)
 
 
-def test_results_go_to_the_calls_that_the_data_names() -> None:
+def test_results_go_to_the_calls_they_refer_to() -> None:
     template = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{{ c.type }} {{ c.function.name }}={{ c.id }} {% endfor %}"
@@ -270,7 +270,7 @@ def test_results_go_to_the_calls_that_the_data_names() -> None:
         Renderer(layout(template)).render(Body(turns=posing))
 
 
-def test_only_the_side_that_swallows_blanks_loses_them() -> None:
+def test_only_the_stripping_side_loses_spaces() -> None:
     def stripped(text: str, **changes: tuple[str, ...]) -> tuple[str, str]:
         template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
         segments = Renderer(layout(template, **changes)).render(chat("q", text))
@@ -285,7 +285,7 @@ def test_only_the_side_that_swallows_blanks_loses_them() -> None:
     assert stripped(" ", strip_after=("<s>",), strip_before=("</s>",)) == ("<s></s>", "<s>|</s>")
 
 
-def test_a_tokenizer_learns_between_marks_and_finds_the_longest() -> None:
+def test_a_tokenizer_trains_between_special_tokens_and_finds_the_longest() -> None:
     renderer = Renderer(replace(chatml_layout(), text_special_tokens="reject"))
     bodies = [chat("a", "b"), chat("x<|im_end|>", "y"), Body(text="c")]
     texts = list(iter_training_texts(renderer, bodies))
@@ -298,7 +298,9 @@ def test_a_tokenizer_learns_between_marks_and_finds_the_longest() -> None:
 @pytest.mark.parametrize(
     "template", [CHATML, "{% for m in messages %}<s>{{ m.content }};</s>{% endfor %}"]
 )
-def test_a_filled_form_is_it(template: str, text_special_tokens: Literal["plain", "allow"]) -> None:
+def test_a_filled_form_equals_the_template(
+    template: str, text_special_tokens: Literal["plain", "allow"]
+) -> None:
     renderer = Renderer(layout(template, text_special_tokens=text_special_tokens))
     for body in (chat("a", "b", "c", "d"), chat("", "b", learned=(0, 1)), Body(text="a")):
         frame, texts = frame_of(body)
@@ -309,7 +311,7 @@ def test_a_filled_form_is_it(template: str, text_special_tokens: Literal["plain"
         assert writers == [turn.role for turn in body.turns if turn.content] or writers == [None]
 
 
-def test_what_depends_on_its_texts_has_no_form() -> None:
+def test_a_template_that_depends_on_its_texts_has_no_form() -> None:
     frame, _ = frame_of(chat("a", "b"))
     two = "{% for m in messages %}{{ m.content }} {% endfor %}</s>"
     both, _ = frame_of(chat("a", "b", learned=(0, 1)))
@@ -384,7 +386,7 @@ def random_texts(n: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *OPAQUE])
-def test_where_the_conditions_hold_the_layout_is_the_templates(name: str) -> None:
+def test_under_the_conditions_the_layout_equals_the_template(name: str) -> None:
     template = chat_template({**PLAIN, **OPAQUE}[name])
     found = template.build_form(learned_chat(placeholder(0), placeholder(1)))
     assert (found is None) == (name in OPAQUE)

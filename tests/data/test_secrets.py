@@ -135,11 +135,11 @@ def test_credentials_in_a_line_or_text_longer_than_a_window(place: int) -> None:
     ],
     ids=lambda text: text[:12],
 )
-def test_what_is_no_credential_passes(text: str) -> None:
+def test_texts_without_credentials_pass(text: str) -> None:
     assert find_secrets(text) == []
 
 
-def test_a_detector_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_detector_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "PLUGINS", ("NoSuchDetector",))
     load_detectors.cache_clear()
     with pytest.raises(secrets.DataError, match="install the pinned version"):
@@ -171,7 +171,7 @@ def test_an_address_is_replaced_and_nothing_else(text: str, around: str) -> None
     ],
     ids=lambda text: text[:12],
 )
-def test_what_is_no_address_stays(text: str) -> None:
+def test_texts_that_are_not_addresses_stay(text: str) -> None:
     assert replace_emails(text) == text
 
 

@@ -86,7 +86,7 @@ def test_places_of_a_template(template: str, record: dict[str, Any], text: str) 
         ("{a?:json}", {"a": float("nan")}, "not_json", "a"),
     ],
 )
-def test_what_no_template_takes(
+def test_what_no_template_accepts(
     template: str, record: dict[str, Any], reason: str, field: str | None
 ) -> None:
     with pytest.raises(Reject) as caught:
@@ -95,7 +95,7 @@ def test_what_no_template_takes(
 
 
 @pytest.mark.parametrize("template", ["{a", "a}", "{}", "{a:xml}", "{a!r}", "{a}\0"])
-def test_a_malformed_template_is_refused(template: str) -> None:
+def test_a_malformed_template_is_rejected(template: str) -> None:
     with pytest.raises(ConfigError, match="template"):
         parse_template(template)
 
@@ -152,7 +152,7 @@ def test_turns_come_in_several_shapes(turns: Any, source: dict[str, Any], wanted
         ([SYSTEM, ANSWER, USER], ("empty_system_turn", "assistant_first"), ["assistant", "user"]),
     ],
 )
-def test_odd_chats_are_taken_and_noted(turns: Any, notes: Any, roles: list[str]) -> None:
+def test_odd_chats_are_accepted_and_noted(turns: Any, notes: Any, roles: list[str]) -> None:
     draft = draft_maker(replace(SPEC, source=CHAT))({"turns": turns})
     assert draft.notes == notes
     assert [turn.role for turn in put_together(draft.frame, draft.contents).turns] == roles
@@ -205,7 +205,7 @@ def calling(calls: Any) -> list[dict[str, Any]]:
         (calling([{"function": {"name": "f", "arguments": "[]"}}]), "tool_call_not_json"),
     ],
 )
-def test_what_is_no_chat(turns: Any, reason: str) -> None:
+def test_records_that_are_not_chats(turns: Any, reason: str) -> None:
     with pytest.raises(Reject, match=f"^{reason}: "):
         chat_of(turns)
 
@@ -219,7 +219,7 @@ def call(arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
-def test_thoughts_go_before_the_answer(key: str) -> None:
+def test_thoughts_come_before_the_answer(key: str) -> None:
     assert answer_of(**{key: "so"}).content == "<think>\nso\n</think>\n\nb"
     assert answer_of(**{key: "so", "content": "<think>x</think>b"}).content == "<think>x</think>b"
     assert answer_of(**{key: None}).content == answer_of(**{key: " "}).content == "b"
@@ -256,7 +256,7 @@ def test_calls_and_their_answers_keep_their_ids_and_names() -> None:
         ({"x": datetime(2024, 1, 1)}, "not_json"),
     ],
 )
-def test_calls_and_tools_that_a_document_cannot_hold(arguments: Any, reason: str) -> None:
+def test_calls_and_tools_that_a_document_cannot_represent(arguments: Any, reason: str) -> None:
     with pytest.raises(Reject, match=f"^(tool_call_)?{reason}: "):
         answer_of(**call(arguments))
     tools = f"[{arguments}]" if isinstance(arguments, str) else [arguments]

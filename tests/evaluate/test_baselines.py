@@ -43,7 +43,7 @@ def test_a_template_fills_columns_table_and_value_with_their_punctuation() -> No
     assert "⟨" in made.description and "FROM" in made.description
 
 
-def test_the_constant_is_what_is_right_most_often() -> None:
+def test_the_constant_is_the_answer_that_is_right_most_often() -> None:
     answers = ["yes" if i % 3 else f"no, {i}" for i in range(60)]
     training = [example(i, f"question {i}", answer) for i, answer in enumerate(answers)]
     made = by_name(training)["constant"]
@@ -64,7 +64,7 @@ def test_the_constant_looks_beyond_whole_answers() -> None:
     assert made.answer(training[0]).endswith("#### 7")
 
 
-def test_the_nearest_question_answers_as_it_stands_or_filled_in() -> None:
+def test_the_nearest_questions_answer_is_used_verbatim_or_filled_in() -> None:
     training = [example(i, f"what is the {word} called", word) for i, word in enumerate(COLUMNS)]
     training += [example(9, "greet ann in french", "bonjour ann")]
     asked = example(99, "greet bob in french", "bonjour bob")
@@ -95,7 +95,7 @@ def test_judgments_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < len(shown) <= 60
 
 
-def test_a_probe_that_cannot_be_judged_costs_no_baseline() -> None:
+def test_an_unjudgeable_probe_does_not_end_a_baseline() -> None:
     def strict(examples: Sequence[Example], predictions: Sequence[str]) -> list[Judgment]:
         for one in examples:
             if int(one.document_id[1:]) % 5 == 0:
@@ -107,6 +107,6 @@ def test_a_probe_that_cannot_be_judged_costs_no_baseline() -> None:
     assert [one.name for one in made] == [one.name for one in make_baselines(equal, training, 0)]
 
 
-def test_too_few_examples_give_no_baseline() -> None:
+def test_too_few_examples_make_no_baseline() -> None:
     assert make_baselines(equal, [table(i) for i in range(3)], 0) == []
     assert make_baselines(equal, [example(i, "a", "  ") for i in range(9)], 0) == []

@@ -41,7 +41,7 @@ def test_the_best_score_wins_over_the_lowest_loss() -> None:
     )
 
 
-def test_equal_scores_go_by_loss_and_then_by_step() -> None:
+def test_ties_are_decided_by_loss_and_then_by_step() -> None:
     none = (None, None, None)
     cases = {(0.9, 0.5, 0.7): 20, (0.9, None, 0.7): 30, none: 30, (1, 0.5, 0.5): 30}
     for losses, step in cases.items():
@@ -80,7 +80,7 @@ def test_too_few_questions_are_shared() -> None:
     assert choosing.n_to_report(45, spec(max_examples=200, n_selection_examples=5)) == 40
 
 
-def test_weights_that_are_missing_are_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_missing_weights_are_reported_before_a_model_is_loaded(tmp_path: Path) -> None:
     run = training(0.1, 0.2, published=20)
     for name, file in ((".", "config.json"), ("steps/step-00000010", "adapter_config.json")):
         with pytest.raises(EvaluationError, match="are missing; run train_expert again"):

@@ -23,7 +23,7 @@ NO_QUERY = (
 )
 
 
-def test_what_is_no_query_says_why() -> None:
+def test_a_text_that_is_not_a_query_has_a_reason() -> None:
     for text in ("", " \n", ";", "// nothing", "```\n```"):
         assert judge_cypher(text, QUERY).kind == "empty"
     for text in NO_QUERY:
@@ -34,7 +34,7 @@ def test_what_is_no_query_says_why() -> None:
             judge_cypher("RETURN 1", text)
 
 
-def test_where_the_parser_gives_up_words_are_compared_and_the_verdict_says_so() -> None:
+def test_if_the_parser_gives_up_words_are_compared_and_the_verdict_says_so() -> None:
     deep = "MATCH (n) WHERE " + "NOT (" * 12 + "n.a = 1" + ")" * 12 + " RETURN n"
     verdict = judge_cypher(deep, QUERY)
     assert verdict.kind == "different"

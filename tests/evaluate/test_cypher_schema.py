@@ -52,7 +52,7 @@ WRONG_WAY = ("wrong_direction", "the schema has (:Person)-[:ACTED_IN]->(:Movie)"
 REFERENCE = "MATCH (p:Person)-[:ACTED_IN]->(m:Movie) RETURN p.name"
 
 
-def test_known_forms_say_the_same() -> None:
+def test_known_formats_are_equivalent() -> None:
     for text in (SECTIONS, COMPACT, RELEVANT, ONE_LINE, AS_JSON):
         schema = read_schema(text)
         assert schema is not None
@@ -101,14 +101,14 @@ def test_labels_without_properties_prove_nothing_about_properties() -> None:
         ("RETURN 'a (:Ghost) is no label'", "different", ""),
     ],
 )
-def test_names_that_the_schema_does_not_have(query: str, kind: str, detail: str) -> None:
+def test_names_missing_in_the_schema(query: str, kind: str, detail: str) -> None:
     verdict = judge_cypher(query, REFERENCE, SECTIONS)
     assert (verdict.kind, verdict.detail) == (kind, detail)
     assert judge_cypher(query, REFERENCE).kind == "different"
 
 
 @pytest.mark.parametrize("text", ["", "A graph of people.", "{", '{"a": 1}', "[" * 100_000])
-def test_a_schema_of_another_form_or_another_reference_turns_the_check_off(text: str) -> None:
+def test_an_unknown_schema_format_or_reference_turns_the_check_off(text: str) -> None:
     for reference, schema, why in (
         (REFERENCE, text, "the schema's format is unknown"),
         ("MATCH (p:Ghost) RETURN p", SECTIONS, "the reference has unknown_label :Ghost"),

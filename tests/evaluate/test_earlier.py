@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "not there yet" / "e.jsonl"
 
 
-def test_a_step_backwards_is_told_on_shared_questions(path: Path) -> None:
+def test_a_regression_is_reported_on_shared_questions(path: Path) -> None:
     append_run(run("a", "x" * 30), path)
     found = compare(run("b", "x" * 10 + "." * 20, first=10), path)
     assert found is not None and found.change is not None
@@ -56,7 +56,7 @@ def test_a_step_backwards_is_told_on_shared_questions(path: Path) -> None:
     assert few.change.change == "no measurable change"
 
 
-def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
+def test_the_newest_with_the_same_questions_counts(path: Path) -> None:
     append_run(run("old", "x."), path)
     append_run(run("new", "..", first=50), path)
     found = compare(run("now", "xx"), path)
@@ -66,7 +66,7 @@ def test_the_newest_that_asked_the_same_counts(path: Path) -> None:
     assert (unlike.n_shared_questions, unlike.value_fraction, unlike.change) == (0, None, None)
 
 
-def test_what_was_asked_otherwise_or_of_the_same_weights_is_not_compared(path: Path) -> None:
+def test_other_questions_and_the_same_weights_are_not_compared(path: Path) -> None:
     append_run(run("a", "x"), path)
     changes: list[dict[str, Any]] = [
         {"task": "final_answer"}, {"max_new_tokens": 9}, {"decoding": Decoding(stop=(";",))},
@@ -83,7 +83,7 @@ def test_what_was_asked_otherwise_or_of_the_same_weights_is_not_compared(path: P
     assert [before.weights_sha256 for before in read_runs(path)] == ["a", "b"]
 
 
-def test_a_line_of_before_scorers_were_noted_is_read_and_not_compared(path: Path) -> None:
+def test_an_older_line_without_a_scorer_is_read_and_not_compared(path: Path) -> None:
     append_run(run("a", "x"), path)
     line = unseal(json.loads(path.read_text()))
     del line["how"]["scorer"]
@@ -106,7 +106,7 @@ def test_a_damaged_line_is_dropped(path: Path, line: str, caplog: pytest.LogCapt
     assert [before.weights_sha256 for before in read_runs(path)] == ["a", "b"] and not caplog.text
 
 
-def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> None:
+def test_a_records_fields_for_the_scorer_are_part_of_its_question(path: Path) -> None:
     how = spec(fields={"tests": "checks"})
 
     def graded(weights: str, tests: str) -> PastRun:
@@ -119,7 +119,7 @@ def test_what_a_record_gives_the_scorer_is_part_of_its_question(path: Path) -> N
         assert found is not None and found.n_shared_questions == n_shared
 
 
-def test_artifacts_are_named_by_their_content(tmp_path: Path) -> None:
+def test_artifacts_are_identified_by_content(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "database").write_text("wrong")
     how = spec(artifacts={name: str(tmp_path / name) for name in ("folder", "database")})
@@ -151,7 +151,7 @@ def test_two_at_once_lose_nothing(path: Path) -> None:
     assert sorted(file.name for file in path.parent.iterdir()) == ["e.jsonl", "e.lock"]
 
 
-def test_an_unwritable_folder_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
     with caplog.at_level(logging.WARNING):
         append_run(run("a", "x"), tmp_path / "file" / "e.jsonl")

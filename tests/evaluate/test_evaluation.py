@@ -204,7 +204,7 @@ def test_questions_of_a_group_are_drawn_together(tmp_path: Path) -> None:
     assert evaluate(case, grouped_sources=("other",)).changes == free.changes
 
 
-def test_what_was_taught_is_asked_apart_and_in_other_words(tmp_path: Path) -> None:
+def test_trained_documents_are_asked_separately_and_rephrased(tmp_path: Path) -> None:
     shelf = Shelf({"base": 0, "checkpoint": 8})
     plain = evaluate(made(tmp_path / "a", shelf, steps=(20,)))
     asked = {"n_recall_examples": 30, "rephrase": "{question}0"}
@@ -242,7 +242,7 @@ def timeless(record: EvaluationRecord) -> EvaluationRecord:
     return replace(record, wall_s=0.0, before=before, after=after)
 
 
-def test_the_worst_are_those_that_training_spoilt_then_the_least_expected(tmp_path: Path) -> None:
+def test_the_worst_are_regressions_then_the_least_likely(tmp_path: Path) -> None:
     shelf = Shelf({"base": 4, "checkpoint": 3})
     case = made(tmp_path, shelf, steps=(20,), max_examples=60)
     record = evaluate(case)
@@ -322,7 +322,7 @@ def test_a_bad_reference_is_not_asked(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "no number" in record.unavailable["n_unusable_references"]
 
 
-def test_a_judge_sees_both_answers_where_both_were_asked(
+def test_a_judge_sees_both_answers_if_both_were_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def speak_but_once(model: Parrot, prompts: list[list[int]], *more: Any) -> list[Answer]:
@@ -374,7 +374,9 @@ def test_a_loss_that_is_not_finite_ends_it_before_anything_is_asked(
         evaluate(case)
 
 
-def test_what_was_not_asked_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_not_asked_count_as_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = [
         Answer("a", 1, ended=True),
         Answer("a", 1, ended=False),

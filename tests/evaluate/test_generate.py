@@ -47,7 +47,7 @@ def test_the_answer_to_a_prompt_does_not_depend_on_its_batch(model: Qwen3ForCaus
         assert ask(model, asked[::-1], 3, decoding=decoding) == alone[::-1]
 
 
-def test_a_row_that_is_done_runs_out_of_no_positions() -> None:
+def test_a_finished_row_does_not_run_out_of_positions() -> None:
     torch.manual_seed(0)
     size = {"vocab_size": VOCAB, "n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 2}
     learned = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=None, eos_token_id=END)).eval()
@@ -97,7 +97,7 @@ def test_a_stop_text_across_tokens_ends_an_answer(model: Qwen3ForCausalLM) -> No
     assert all(a == w for a, w in zip(found, whole, strict=True) if stop not in w.text)
 
 
-def test_thoughts_are_no_part_of_an_answer_also_where_the_prompt_opens_them() -> None:
+def test_thoughts_are_not_part_of_an_answer_even_if_the_prompt_opens_them() -> None:
     for prompt, text, answer in (
         ("assistant\n", "<think>\nhm\n</think>\n\nCa", "Ca"),
         ("assistant\n<think>\n", "hm\n</think>\n\nCa", "Ca"),
@@ -108,7 +108,7 @@ def test_thoughts_are_no_part_of_an_answer_also_where_the_prompt_opens_them() ->
         assert finish_answer([2], prompt, engine, ends=frozenset(), stops=()).text == answer
 
 
-def test_the_prompt_of_each_answer_says_whether_it_opens_thoughts(model: Qwen3ForCausalLM) -> None:
+def test_each_answers_prompt_decides_whether_it_opens_thoughts(model: Qwen3ForCausalLM) -> None:
     asked = prompts(4, 6)
 
     class Opened(Pairs):
@@ -147,7 +147,7 @@ def test_the_models_own_decoding_settings_do_not_count(model: Qwen3ForCausalLM) 
     assert ask(other, prompts(4, 7))[0] == Answer("", 1, ended=True)
 
 
-def test_attention_is_lent_and_given_back(model: Qwen3ForCausalLM) -> None:
+def test_attention_is_replaced_and_restored(model: Qwen3ForCausalLM) -> None:
     other = tiny_qwen3()
     other.set_attn_implementation(attention.NAME)
     assert ask(other, prompts(4)) == ask(model, prompts(4))
@@ -163,7 +163,7 @@ def test_attention_is_lent_and_given_back(model: Qwen3ForCausalLM) -> None:
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
-def test_a_batch_that_does_not_fit_is_let_go_and_halved(
+def test_a_batch_that_does_not_fit_is_freed_and_halved(
     error: RuntimeError, model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     run, room = model.generate, 2
@@ -190,7 +190,7 @@ def test_a_batch_that_does_not_fit_is_let_go_and_halved(
         ask(model, asked)
 
 
-def test_a_family_that_sdpa_does_not_know_answers_too() -> None:
+def test_a_family_without_sdpa_support_answers_too() -> None:
     torch.manual_seed(0)
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 8, "intermediate_size": 64}

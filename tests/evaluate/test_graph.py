@@ -75,7 +75,7 @@ def test_verdicts(script: Path) -> None:
 
 
 @needs_engine
-def test_rows_that_say_nothing_prove_nothing(script: Path) -> None:
+def test_empty_rows_prove_nothing(script: Path) -> None:
     none = "MATCH (p:Person) WHERE p.born > 3000 RETURN p.name"
     nulls = "MATCH (p:Person) RETURN p.nada"
     answers = [none.replace("3000", "3001"), nulls.replace("nada", "nope"), none, nulls]
@@ -86,7 +86,9 @@ def test_rows_that_say_nothing_prove_nothing(script: Path) -> None:
 
 
 @needs_engine
-def test_parsing_happens_in_a_process(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parsing_happens_in_a_separate_process(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Cypher, "judge_texts", None)
     monkeypatch.setattr(cypher, "read_query", None)
     assert judge(script, "MATCH (p:Person) RETURN p.name").correct
@@ -109,7 +111,7 @@ def test_unreadable_rows_are_a_verdict(script: Path, monkeypatch: pytest.MonkeyP
 
 
 @needs_engine
-def test_a_reference_that_the_engine_refuses_is_compared_by_form(script: Path) -> None:
+def test_a_reference_that_the_engine_rejects_is_compared_by_form(script: Path) -> None:
     reference = "MATCH (p:Person) CALL db.labels() YIELD label RETURN p.name, label"
     verdict = judge(script, "MATCH (p:Person) RETURN p.name", reference)
     assert verdict.kind == "different"

@@ -60,7 +60,7 @@ def test_kinds() -> None:
     assert _kind(deepest, reference="[]", schema=recursive) == "valid_but_different"
 
 
-def test_a_fault_is_a_short_text_that_can_be_written() -> None:
+def test_a_fault_is_a_short_encodable_text() -> None:
     schema = '{"additionalProperties": {"type": "null"}}'
     for key in (r"\ud800", "k" * 1000):
         verdict = judge_json(f'{{"{key}": 1}}', reference="{}", schema=schema)
@@ -109,7 +109,7 @@ def test_drafts_and_classes_of_unicode(schema: Any, good: Any, bad: Any) -> None
     assert _kind(json.dumps(bad), reference=reference, schema=written) == "invalid"
 
 
-def test_a_pattern_that_only_the_prediction_meets_is_its_loss() -> None:
+def test_a_pattern_only_the_prediction_triggers_counts_against_it() -> None:
     schema = '{"properties": {"b": {"pattern": "("}}}'
     assert _kind('{"b": "x"}', reference="{}", schema=schema) == "schema_error"
     assert _kind("{}", reference="{}", schema=schema) == "correct"
@@ -134,7 +134,7 @@ def test_no_schema_is_ever_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened == []
 
 
-def test_equality_is_that_of_json() -> None:
+def test_equality_follows_json() -> None:
     for left, right in ((1, 1.0), ({"a": 1, "b": 2}, {"b": 2, "a": 1})):
         assert equal_json(left, right)
     for left, right in ((True, 1), ([0], [False]), ([1, 2], [2, 1]), (None, False), ({}, [])):

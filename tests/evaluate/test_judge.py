@@ -70,7 +70,7 @@ def always(response: Response) -> Answering:
     return lambda _: response
 
 
-def test_verdicts_count_where_both_orders_agree_and_equal_answers_are_not_sent() -> None:
+def test_verdicts_count_if_both_orders_agree_and_equal_answers_are_not_sent() -> None:
     positions = [always(Response(json.dumps({"winner": position}))) for position in "AB"]
     for answering, before, counts, win_fraction, n_asked in (
         (prefers("good"), "bad", (6, 0, 0, 0), 1.0, 12),
@@ -87,7 +87,7 @@ def test_verdicts_count_where_both_orders_agree_and_equal_answers_are_not_sent()
         assert result.usd == pytest.approx(n_asked * 3e-4)
 
 
-def test_an_answer_that_claims_a_position_is_a_tie_and_stands_in_both() -> None:
+def test_an_answer_that_claims_a_position_is_a_tie_and_in_both_orders() -> None:
     def obeys(asked: Asked) -> Response:
         claims = [n for n in "AB" if "A wins" in asked.answer(n)]
         return Response('{"winner": "A"}' if claims else '{"winner": "tie"}')
@@ -111,7 +111,7 @@ def test_mixed_verdicts_are_counted_and_the_interval_takes_the_ties_as_they_are(
     assert result.ci95 == pytest.approx((0.4274, 0.8428), abs=2e-4)
 
 
-def test_the_seed_says_which_pairs_and_which_order() -> None:
+def test_the_seed_decides_pairs_and_order() -> None:
     def bodies(seed: int) -> list[str]:
         one_by_one = Patience(n_at_once=1)
         asked = judged(prefers("good"), pairs(20), seed=seed, patience=one_by_one, n_examples=5)[1]
@@ -165,7 +165,9 @@ def test_a_busy_server_is_asked_again(wait: str) -> None:
         (Response("?", status=418), 40, 19, "gave up after consecutive failures: HTTP 418"),
     ],
 )
-def test_failures_say_why(answer: Response, n_pairs: int, most_asked: int, reason: str) -> None:
+def test_failures_have_a_reason(
+    answer: Response, n_pairs: int, most_asked: int, reason: str
+) -> None:
     result, asked = judged(always(answer), pairs(n_pairs))
     assert (result.n_pairs, result.n_failed, result.win_fraction) == (n_pairs, n_pairs, None)
     assert len(asked) <= most_asked
@@ -180,7 +182,7 @@ def test_an_endpoint_that_hangs_or_drips_ends() -> None:
         assert re.search(r"no reply within 0\.\d+ s", str(result.reason))
 
 
-def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None:
+def test_a_self_signed_certificate_is_not_trusted(tmp_path: Path) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl makes the certificate, and is not there")
@@ -197,7 +199,7 @@ def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path: Path) -> None
     assert "certificate is not trusted" in str(result.reason)
 
 
-def test_nobody_at_home_is_a_failure() -> None:
+def test_an_unreachable_server_is_a_failure() -> None:
     with socket.socket() as taken:  # reserves the port without listening
         taken.bind(("127.0.0.1", 0))
         spec = judge_spec(f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
@@ -206,7 +208,7 @@ def test_nobody_at_home_is_a_failure() -> None:
     assert "no connection (ConnectionRefusedError)" in str(result.reason)
 
 
-def test_the_key_is_sent_and_is_nowhere_else(
+def test_the_key_is_sent_and_appears_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("A_JUDGE_KEY", KEY)
@@ -228,7 +230,7 @@ def test_the_key_is_sent_and_is_nowhere_else(
     assert "Bearer" not in written
 
 
-def test_what_would_give_the_key_away_is_refused_without_repeating_it(
+def test_settings_that_would_leak_the_key_are_rejected_without_repeating_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = "https://example.org/v1"
@@ -261,7 +263,7 @@ def test_verdicts_are_read_tolerantly() -> None:
     assert {reply: read_verdict(reply) for reply in expected} == expected
 
 
-def test_no_text_can_hold_the_marks_around_it_and_long_ones_are_cut() -> None:
+def test_no_text_can_contain_its_delimiters_and_long_ones_are_cut() -> None:
     asked = example(0, "q", "r")
     mark = make_messages("c", asked, "x", "\ud800")[1]["content"].split()[1].rstrip(">")
     messages = make_messages("c", asked, f"<<<end {mark}>>>", "\ud800")
@@ -273,7 +275,7 @@ def test_no_text_can_hold_the_marks_around_it_and_long_ones_are_cut() -> None:
     assert "[cut here: 10,000 characters more]" in long and len(long) < 21_000
 
 
-def test_a_count_that_is_none_is_unknown() -> None:
+def test_an_invalid_count_is_unknown() -> None:
     for count in ("1" + "0" * 400, str(MAX_COUNT + 1), "-1", "true", "1.5", '"7"', "null"):
         usage = f'{{"prompt_tokens": {count}, "completion_tokens": 1}}'
         reply = body(CONTENT)[: -len(b"null}")] + usage.encode() + b"}"
@@ -284,7 +286,7 @@ def test_a_count_that_is_none_is_unknown() -> None:
     assert priceless.n_input_tokens == 200 and priceless.usd is None
 
 
-def test_parts_of_a_reply_that_are_no_text_are_passed_over() -> None:
+def test_non_text_parts_of_a_reply_are_ignored() -> None:
     parts: list[Any] = [{"type": "text", "text": t} for t in (None, 3, [CONTENT], {}, CONTENT)]
     result, _ = judged(always(Response(body=body([*parts, {}, None]))), pairs(1))
     assert (result.n_failed, result.n_ties) == (0, 1)
@@ -306,7 +308,7 @@ def test_one_refused_prompt_does_not_change_the_others(caplog: pytest.LogCapture
     assert "max_completion_tokens" not in caplog.text
 
 
-def test_the_newer_style_is_kept_once_it_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_newer_parameter_is_kept_once_it_works(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
 
     def answering(asked: Asked) -> Response:

@@ -46,7 +46,7 @@ def chat(row: int, *said: str, learned: bool = True) -> Document:
     return replace(trained(row, f"chat {row}"), body=body)
 
 
-def test_a_held_out_document_that_was_trained_on_is_refused(tmp_path: Path) -> None:
+def test_a_held_out_document_that_was_trained_on_is_rejected(tmp_path: Path) -> None:
     # Other fields and whitespace do not make documents different.
     twin = trained(3, " a\n", "A ")
     goes_on = chat(3, "a", " A\n")
@@ -79,7 +79,7 @@ def test_a_seeded_sample_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("n_train", "n_held_out"), [(3, 3), (1, 3), (2, 4), (2, 2)])
-def test_rows_of_another_split_are_refused(tmp_path: Path, n_train: int, n_held_out: int) -> None:
+def test_rows_of_another_split_are_rejected(tmp_path: Path, n_train: int, n_held_out: int) -> None:
     with pytest.raises(EvaluationError, match="the rows are from a different split"):
         look(tmp_path, BOTH, packing(n_train, n_held_out))
 

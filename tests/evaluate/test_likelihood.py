@@ -52,7 +52,7 @@ def test_likelihoods_are_those_of_each_text_alone() -> None:
     assert log_likelihoods(model, [], pad_id=PAD, batch_size=2) == []
 
 
-def test_a_model_that_was_asked_can_be_let_go() -> None:
+def test_a_used_model_can_be_freed() -> None:
     # The first call imports libraries, whose log records pytest would keep with all frames.
     add_adapter(tiny_qwen3(), LORA)
     models = Models(lambda _: add_adapter(tiny_qwen3(), LORA).eval(), Path("checkpoint"))
@@ -64,7 +64,7 @@ def test_a_model_that_was_asked_can_be_let_go() -> None:
     assert model() is None, "two models would be on a card"
 
 
-def test_what_has_no_position_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_without_a_position_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
     short = tiny_qwen3(n_positions=8)
     found = log_likelihoods(short, PAIRS, pad_id=PAD, batch_size=2)
     expected = log_likelihoods(tiny_qwen3(), PAIRS, pad_id=PAD, batch_size=2)
@@ -110,7 +110,7 @@ def choose(asked: list[EvalExample], batch_size: int = 3) -> list[str]:
     return [answer.text for answer in found]
 
 
-def test_the_option_most_likely_a_token_is_chosen() -> None:
+def test_the_option_with_the_highest_likelihood_per_token_is_chosen() -> None:
     options = ["CaDaEaFa", "Ga", "GaHa", "Ib"]
     asked = [held(prompt, options) for prompt in prompts(3, 5, 8, 2, 6)]
     found = choose(asked)
@@ -123,7 +123,7 @@ def test_the_option_most_likely_a_token_is_chosen() -> None:
     assert choose(asked, batch_size=20) == found
 
 
-def test_labels_are_compared_where_the_data_answers_by_labels() -> None:
+def test_labels_are_compared_if_the_data_uses_labels() -> None:
     task = MultipleChoice(spec(fields={"choices": "options", "answer": "correct"}))
     expected = {
         " Ba\n": ["Aa", "Ba"], "Ha": ["Ga", "Ha"], "The answer is Ha": ["Ga", "Ha"],

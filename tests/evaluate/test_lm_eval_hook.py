@@ -71,7 +71,9 @@ def run(spec: LmEvalSpec, tokenizer: Path) -> list[LmEvalScore]:
     return pair_scores(*sides)
 
 
-def test_both_models_are_measured_alike(calls: list[dict[str, Any]], tokenizer: Path) -> None:
+def test_both_models_are_measured_the_same_way(
+    calls: list[dict[str, Any]], tokenizer: Path
+) -> None:
     import datasets.config
 
     stderr = {"before_stderr": 0.1, "after_stderr": 0.1}
@@ -119,7 +121,7 @@ def test_results_are_read_by_task_and_metric() -> None:
     assert ("part", "acc") in read_figures(results, ["tag"])
 
 
-def test_without_the_package_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert lm_eval_hook.unavailable_reason() == (
         "lm_eval is not installed; see envs/requirements-lm-eval.lock"

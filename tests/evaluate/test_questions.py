@@ -80,7 +80,7 @@ def test_a_question_ends_where_training_starts_to_learn() -> None:
     assert (held.example.prompt, held.example.reference) == ("q", "Q")
 
 
-def test_thoughts_that_the_template_opens_are_no_part_of_the_reference() -> None:
+def test_thoughts_opened_by_the_template_are_not_part_of_the_reference() -> None:
     opens = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{% if m.role == 'assistant' %}<think>\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -128,7 +128,7 @@ def test_what_is_scored_is_what_training_learns() -> None:
         assert [*chain(*held.options["D"])] == [*chain(*held.reference)]
 
 
-def test_a_stop_text_that_the_template_writes_before_every_answer_is_refused() -> None:
+def test_a_stop_text_that_the_template_writes_before_every_answer_is_rejected() -> None:
     with pytest.raises(EvaluationError, match=r"decoding\.stop: .*itself writes '\\n\\n'") as error:
         choice(THINKING, ["D", "E"], decoding=Decoding(stop=(";", "\n\n")))
     assert "\n" not in str(error.value)
@@ -143,7 +143,7 @@ def test_a_choice_needs_options() -> None:
         choose(**CHOICE)
 
 
-def test_questions_of_the_choice_are_others_and_change_nothing_reported() -> None:
+def test_selection_questions_are_separate_and_change_nothing_reported() -> None:
     alone = choose(max_examples=7)
     both = choose(max_examples=7, n_selection_examples=9)
     assert both.reported == alone.reported and not alone.selection
@@ -160,7 +160,7 @@ def test_the_order_of_documents_does_not_matter_and_the_seed_does() -> None:
     assert first == turned != other
 
 
-def test_what_asks_nothing_is_left_out() -> None:
+def test_documents_without_a_question_are_left_out() -> None:
     plain = replace(MANY[0], body=Body(text="only a text"))
     refusing = replace(LAYOUT, text_special_tokens="reject")
     special = document(1, "<|im_end|>")
@@ -168,14 +168,14 @@ def test_what_asks_nothing_is_left_out() -> None:
     assert [example.document_id for example in found] == ["s/2"]
 
 
-def test_each_bad_one_is_named_and_few_starts_find_it() -> None:
+def test_each_bad_reference_is_named_with_few_starts() -> None:
     task = Task(spec())
     asked = [example(i, "q", "bad" if i in (3, 4, 90) else "good") for i in range(100)]
     assert find_unusable(asked, task.score) == {i: f"document d{i}: no number" for i in (3, 4, 90)}
     assert task.n_starts < 50
 
 
-def test_others_take_the_place_of_bad_ones_in_the_order() -> None:
+def test_the_next_questions_replace_bad_ones_in_order() -> None:
     documents = [document(i, f"q{i}", "" if i % 10 else "bad") for i in range(60)]
     ordered = sorted(documents, key=key_by_seed(0))
     expected = [one.document_id for one in ordered if one.row % 10][:24]
@@ -186,7 +186,7 @@ def test_others_take_the_place_of_bad_ones_in_the_order() -> None:
     assert found.unusable[0].endswith("no number")
 
 
-def test_few_are_borne_and_many_are_a_fault_of_the_setting() -> None:
+def test_few_bad_references_are_tolerated_and_many_are_an_error() -> None:
     for n_bad, n, max_examples, message in (
         (2, 4, 4, None),
         (2, 2, 4, "2 of 2 held-out references"),

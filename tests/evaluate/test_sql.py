@@ -121,7 +121,7 @@ def test_endless_queries_run_out_of_their_budget_and_spare_the_others(database: 
     assert [verdict.kind for verdict in verdicts] == ["timed_out", *kinds]
 
 
-def test_the_wall_clock_stops_what_instructions_do_not(database: Path) -> None:
+def test_the_wall_clock_stops_queries_that_instructions_do_not(database: Path) -> None:
     # A few instructions that take hours: a match fails at its end at every position of a long text.
     slow = f"{SERIES} LIMIT 9999) SELECT "
     slow += "sum(instr(hex(zeroblob(490000)), hex(zeroblob(240000)) || x)) FROM n"
@@ -160,7 +160,7 @@ def test_a_missing_or_broken_database_is_an_error(tmp_path: Path) -> None:
         _judge(tmp_path / "text.db", "SELECT 1", gold="SELECT name FROM item")
 
 
-def test_rows_in_a_log_beside_the_database_are_not_passed_over(tmp_path: Path) -> None:
+def test_rows_in_a_write_ahead_log_are_not_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -187,7 +187,9 @@ def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -
     connection.close()
 
 
-def test_a_refused_query_ends_a_connection(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_query_ends_a_connection(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[sqlite3.Connection] = []
     connect = sqlite3.connect
     functions = ("edit", "readfile", "writefile", "fts3_tokenizer", "load_extension")
@@ -216,7 +218,7 @@ def test_a_refused_query_ends_a_connection(database: Path, monkeypatch: pytest.M
             connection.execute("SELECT 1")
 
 
-def test_each_query_has_a_budget_of_its_own(database: Path) -> None:
+def test_each_query_has_its_own_budget(database: Path) -> None:
     reader = Reader(Limits(n_instructions=300_000))
     query = f"{SERIES} LIMIT 10000) SELECT count(*) FROM n"
     kinds = {reader.run_query(query, database).kind for _ in range(5)}

@@ -62,7 +62,7 @@ JOINED = "SELECT c.name, sum(o.total) FROM customers c JOIN orders o ON o.custom
           f"{JOINED.replace('sum', 'max')} GROUP BY c.id"]),
     ],
 )  # fmt: skip
-def test_hits_by_luck_are_none(gold: str, right: list[str], lucky: list[str]) -> None:
+def test_lucky_hits_do_not_count(gold: str, right: list[str], lucky: list[str]) -> None:
     predictions = [gold, *right, *lucky]
     found = kinds(TABLES + ROWS, gold, *predictions)
     assert found == ["correct"] * (1 + len(right)) + ["wrong_elsewhere"] * len(lucky)
@@ -71,13 +71,13 @@ def test_hits_by_luck_are_none(gold: str, right: list[str], lucky: list[str]) ->
     assert not any(one.correct for one in judge(TABLES, gold, *lucky))
 
 
-def test_what_is_wrong_on_the_given_rows_is_told_apart() -> None:
+def test_queries_wrong_on_the_given_rows_are_distinguished() -> None:
     predictions = ["SELECT name FROM customers", "SELECT nope", "DROP TABLE customers", ""]
     wrong = ["wrong_rows", "syntax_error", "not_a_query", "empty"]
     assert kinds(TABLES + ROWS, SOME, *predictions) == wrong
 
 
-def test_large_numbers_and_late_days_are_no_fault() -> None:
+def test_large_numbers_and_late_days_are_not_faults() -> None:
     late = "SELECT id FROM orders WHERE placed < '9999-12-31' AND total < 9999999999999999999999"
     gold = f"{late} LIMIT 99999999999"
     assert kinds(TABLES, gold, gold, late, "SELECT 7") == ["correct", "correct", "wrong_rows"]
@@ -238,7 +238,7 @@ GO
          "SELECT name FROM t"),
     ],
 )  # fmt: skip
-def test_what_only_other_databases_understand_is_left_out_of_a_schema(
+def test_statements_of_other_databases_are_left_out_of_a_schema(
     schema: str, gold: str, right: str, wrong: str
 ) -> None:
     # A dump's rows are the first database; a query that is right there by luck is wrong elsewhere.
@@ -246,12 +246,12 @@ def test_what_only_other_databases_understand_is_left_out_of_a_schema(
     assert kinds(schema, gold, gold, right, wrong) == ["correct", "correct", kind]
 
 
-def test_a_name_of_no_schema_is_still_an_error() -> None:
+def test_an_unknown_name_is_still_an_error() -> None:
     gold = "SELECT Name FROM sales.Item WHERE Id = 1"
     assert kinds(SQL_SERVER, gold, gold.replace("sales", "other")) == ["syntax_error"]
 
 
-def test_truth_values_are_no_other_numbers() -> None:
+def test_booleans_have_no_other_numbers() -> None:
     schema = "CREATE TABLE t (id INT PRIMARY KEY, active BOOLEAN)"
     found = "SELECT id FROM t WHERE active"
     others = [f"{found} <> 0", f"{found} = 0", "SELECT id FROM t"]
@@ -281,6 +281,6 @@ SPINS = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n) SELECT
         ("CREATE TABLE `t` (`a` INT", "SELECT a FROM t", r"as mysql: .* `t` \(`a` INT$"),
     ],
 )
-def test_what_cannot_judge_says_why(schema: str, gold: str, why: str) -> None:
+def test_an_unusable_reference_has_a_reason(schema: str, gold: str, why: str) -> None:
     with pytest.raises(EvaluationError, match=why):
         judge(schema, gold, gold)

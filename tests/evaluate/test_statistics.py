@@ -21,7 +21,7 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "N_RESAMPLES", 1000)
 
 
-def test_the_difference_is_after_less_before() -> None:
+def test_the_difference_is_after_minus_before() -> None:
     before, after = [True] * 30 + [False] * 70, [True] * 60 + [False] * 40
     found = statistics.estimate_change("accuracy", before, after, higher_is_better=True, seed=0)
     assert (found.quantity, found.n, found.change) == ("accuracy", 100, "better")
@@ -57,7 +57,7 @@ def test_a_handful_of_questions_proves_nothing() -> None:
     assert found.change == "no measurable change"
 
 
-def test_groups_are_drawn_together(few_resamples: None) -> None:
+def test_groups_are_resampled_together(few_resamples: None) -> None:
     """Each of 200 questions occurs five times: the copies add no information."""
     rng = np.random.default_rng(0)
     before, after = rng.random(200) < 0.4, rng.random(200) < 0.5
@@ -98,13 +98,13 @@ def test_the_interval_of_fair_coins_is_binomial(monkeypatch: pytest.MonkeyPatch)
     ("n", "quantile", "tolerance"),
     [(6, 2.570581835636314, 0.01), (11, 2.228138851986274, 1e-3), (201, 1.971896223633841, 3e-9)],
 )
-def test_few_units_leave_less_out(n: int, quantile: float, tolerance: float) -> None:
+def test_few_units_cut_off_less(n: int, quantile: float, tolerance: float) -> None:
     widened = NormalDist().cdf(-quantile * (n / (n - 1)) ** 0.5)
     assert statistics.tail_of_interval(n) == pytest.approx(widened, rel=tolerance)
     assert statistics.tail_of_interval(1) == 0.0
 
 
-def test_an_interval_that_ends_at_zero_is_no_change() -> None:
+def test_an_interval_that_ends_at_zero_is_not_a_change() -> None:
     """Eight became wrong and two right, of forty."""
     one, other = [1] * 8 + [0] * 32, [0] * 8 + [1] * 2 + [0] * 30
     down = statistics.estimate_change("m", one, other, higher_is_better=True, seed=0)
@@ -113,7 +113,7 @@ def test_an_interval_that_ends_at_zero_is_no_change() -> None:
     assert down.change == up.change == "no measurable change"
 
 
-def test_what_cannot_be_estimated_is_refused() -> None:
+def test_impossible_estimates_are_rejected() -> None:
     for before, after, weights in (([], [], None), ([1, 2], [1, 2], [1])):
         with pytest.raises(ValueError, match="pairs and"):
             statistics.estimate_change(
@@ -138,7 +138,7 @@ def test_wilson_interval_matches_known_values() -> None:
 
 
 @given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_interval_holds_the_fraction_and_stays_inside(case: tuple[int, int]) -> None:
+def test_wilson_interval_contains_the_fraction_and_stays_inside(case: tuple[int, int]) -> None:
     n_correct, n = case
     low, high = statistics.wilson_interval(n_correct, n)
     assert 0 <= low <= n_correct / n <= high <= 1

@@ -30,7 +30,7 @@ def test_each_task_judges() -> None:
         assert [one.correct for one in judgments] == [True, False]
 
 
-def test_sql_asks_the_database_that_the_record_names(tmp_path: Path) -> None:
+def test_sql_queries_the_database_of_the_record(tmp_path: Path) -> None:
     databases = {"database": tmp_path / "a.db", "other": tmp_path / "b.db"}
     for value, path in enumerate(databases.values()):
         with sqlite3.connect(path) as connection:
@@ -59,12 +59,12 @@ def test_sql_asks_the_database_that_the_record_names(tmp_path: Path) -> None:
         ("typescript", {}, "document d7: the reference is not TypeScript"),
     ],
 )
-def test_what_is_missing_is_named(task: str, extra: dict[str, Any], message: str) -> None:
+def test_missing_requirements_are_named(task: str, extra: dict[str, Any], message: str) -> None:
     with pytest.raises(EvaluationError, match=message):
         score(TASKS[task], ["x"], "let let =", **extra)
 
 
-def test_what_scores_has_versions_and_code_runs_only_where_the_manifest_allows_it() -> None:
+def test_scorers_have_versions_and_code_runs_only_if_the_manifest_allows_it() -> None:
     for name, task in TASKS.items():
         made = task(spec(task=name))
         if name == "typescript_tests":
@@ -73,7 +73,7 @@ def test_what_scores_has_versions_and_code_runs_only_where_the_manifest_allows_i
         assert made.unavailable_reason() is None and all(made.tool_versions().values())
 
 
-def test_a_pattern_that_backtracks_without_end_is_ended_and_spares_the_others() -> None:
+def test_a_pattern_that_backtracks_endlessly_is_killed_and_spares_the_others() -> None:
     schema = '{"type": "object", "properties": {"a": {"pattern": "^(a|aa)+$"}}}'
     answers = ['{"a": "' + "a" * 50 + '!"}', '{"a": "a"}']
     # Each new process also imports the task within its CPU time limit: a fraction of a second.
@@ -108,7 +108,7 @@ def test_a_users_own_task_may_be_isolated(tmp_path: Path) -> None:
         make_task(settings)
 
 
-def test_a_file_without_one_complete_task_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_exactly_one_complete_task_is_rejected(tmp_path: Path) -> None:
     for text, message in {
         "": "found none",
         "class A(ScoringTask): pass\nclass B(A): pass": "found A, B",
@@ -128,7 +128,7 @@ FROM_1 = {"label": [1, 2, 3, 4], "text": TEXTS}
 FROM_0 = {"label": [0, 1, 2, 3], "text": TEXTS}
 
 
-def test_a_number_is_a_label_where_labels_are_numbers() -> None:
+def test_a_number_is_a_label_if_labels_are_numbers() -> None:
     for choices, answer, label in (
         (FROM_1, 1, "1"),
         (FROM_1, "1", "1"),
@@ -149,7 +149,7 @@ def test_a_number_is_a_label_where_labels_are_numbers() -> None:
             right_label(read_options(choices), answer)
 
 
-def test_an_option_is_named_by_its_text_or_label() -> None:
+def test_an_option_is_identified_by_its_text_or_label() -> None:
     for choices, answer, right, wrong in (
         (["red", "blue"], "B", "blue", "red"),
         (["red", "blue"], 1, "B", "A"),

@@ -56,7 +56,7 @@ def test_deep_nesting_does_not_exhaust_the_stack() -> None:
     assert judge_typescript(blocks, reference="a").kind == "different"
 
 
-def test_the_parts_of_a_loop_are_told_apart() -> None:
+def test_the_parts_of_a_loop_are_distinguished() -> None:
     heads = [";;", "a;;", ";a;", ";;a", "a;a;", "a;;a", ";a;a", "a;a;a", "let a;;", "let a;a;"]
     trees = [syntax(f"for ({head}) {{}}") for head in heads]
     assert None not in trees

@@ -72,7 +72,7 @@ def test_a_prediction_cannot_swallow_tests_that_would_close_what_it_opens() -> N
 
 
 @needs_sandbox
-def test_asynchronous_tests_are_waited_for() -> None:
+def test_asynchronous_tests_are_awaited() -> None:
     right, wrong, never = "return n * 2; };", "return n; };", "return new Promise(() => 0); };"
     kinds = ["correct", "failed_tests", "ended_early"]
     called = "import assert from 'assert';\n(async () => { assert.equal(await f(2), 4); })();\n"
@@ -89,7 +89,7 @@ HONEST = read_blocks("honest.ts")
 
 @needs_sandbox
 @pytest.mark.parametrize("name", [name for name in HONEST if not name.endswith("its tests")])
-def test_what_crosses_between_program_and_tests_is_as_in_one_process(name: str) -> None:
+def test_values_cross_between_program_and_tests_as_in_one_process(name: str) -> None:
     tests = f"import * as assert from 'assert';\n{HONEST[f'{name}: its tests']}"
     (judgment,) = score(TypeScriptTests, [HONEST[name]], tests=tests)
     assert judgment == Judgment("correct")
@@ -123,7 +123,7 @@ def _run(sandbox: Sandbox, script: str) -> Ended:
 
 
 @needs_sandbox
-def test_the_root_holds_the_program_and_its_libraries_only(sandbox: Sandbox) -> None:
+def test_the_root_contains_only_the_program_and_its_libraries(sandbox: Sandbox) -> None:
     ended = _run(sandbox, "console.log(fs.readdirSync('/').sort().join())")
     assert set(ended.output.decode().strip().split(",")) <= {
         *("lib", "lib64", "usr", "nix", "opt", "prlimit", "program", "tmp")
@@ -141,7 +141,7 @@ def test_only_a_small_tmp_can_be_written(sandbox: Sandbox) -> None:
 
 
 @needs_sandbox
-def test_it_runs_as_a_user_without_rights(sandbox: Sandbox) -> None:
+def test_it_runs_as_an_unprivileged_user(sandbox: Sandbox) -> None:
     seen: list[dict[str, str]] = []
 
     def look() -> None:
@@ -179,7 +179,7 @@ def test_memory_output_and_time_end(sandbox: Sandbox) -> None:
         assert _run(short, "fs.closeSync(1); fs.closeSync(2); for (;;) {}").how == "timed_out"
 
 
-def test_a_tool_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
     with pytest.raises(EvaluationError, match=r"bwrap is not on PATH.*bubblewrap"):
         Sandbox(Path("/bin/true"), SandboxLimits())

@@ -106,12 +106,12 @@ def test_license_conflicts_come_first_and_an_odd_one_is_linked(inputs: CardInput
         assert front.get("license_link") == link
 
 
-def test_cards_say_what_their_golden_texts_say(inputs: CardInputs) -> None:
+def test_cards_equal_their_golden_texts(inputs: CardInputs) -> None:
     compare_with_golden("card-gpu.md", write_card(inputs))
     compare_with_golden("card-cpu.md", write_card(card_inputs(CPU.inputs)))
 
 
-def test_what_was_not_scored_says_why(inputs: CardInputs) -> None:
+def test_an_expert_that_was_not_scored_has_a_reason(inputs: CardInputs) -> None:
     [best, *_] = inputs.evaluation.baselines
     unknown = replace(best.score, value_fraction=None, ci95=None, reason="no Node")
     unscored = replace(best, name="lost", description="a copy", score=unknown, change=None)
@@ -128,7 +128,7 @@ def test_what_was_not_scored_says_why(inputs: CardInputs) -> None:
     assert "- judge: none was asked for" in card
 
 
-def test_a_card_says_what_its_weights_are(inputs: CardInputs) -> None:
+def test_a_card_describes_its_weights(inputs: CardInputs) -> None:
     for merged_into, words in (
         (None, "trained as a whole; bfloat16"),
         ("base", "adapter merged into the base model; bfloat16"),
@@ -139,7 +139,7 @@ def test_a_card_says_what_its_weights_are(inputs: CardInputs) -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
-def test_an_adapter_has_a_card_of_its_own(inputs: CardInputs, method: str) -> None:
+def test_an_adapter_has_its_own_card(inputs: CardInputs, method: str) -> None:
     model = {"kind": "hub", "name": "org/base", "revision": "abc"}
     inputs = change(
         inputs, model=model, training={"method": method}, spec={"added_tokens": ("<x>",)}
@@ -156,7 +156,7 @@ def test_an_adapter_has_a_card_of_its_own(inputs: CardInputs, method: str) -> No
     assert inputs.evaluation.published.weights_sha256 in body
 
 
-def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
+def test_data_stay_text_everywhere(inputs: CardInputs) -> None:
     text = dict.fromkeys(("name", "license", "revision"), HOSTILE)
     sample = replace(inputs.evaluation.samples[0], prompt=HIDDEN + "q")
     source = replace(inputs.datasets.sources[0], **text, notes=(HOSTILE,))
@@ -181,7 +181,7 @@ def test_data_stay_text_wherever_they_stand(inputs: CardInputs) -> None:
     assert shown.count("&lt;script&gt;x&lt;/script&gt; [l](http://e)") >= 6
 
 
-def test_other_servers_are_told_to_decode_as_the_scores_were_reached(inputs: CardInputs) -> None:
+def test_other_servers_get_the_decoding_of_the_scores(inputs: CardInputs) -> None:
     vllm: dict[str, Any]
     for decoding, vllm, llama in (
         (Decoding(), {"temperature": 0}, "--temp 0"),
@@ -224,7 +224,7 @@ def test_the_system_prompt_of_training_is_in_the_snippet(inputs: CardInputs) -> 
     assert '"role": "system"' not in write_card(inputs)
 
 
-def test_a_held_out_question_shows_the_form_of_a_prompt(inputs: CardInputs) -> None:
+def test_a_held_out_question_shows_the_prompts_format(inputs: CardInputs) -> None:
     [sample, *_] = inputs.evaluation.samples
     long = replace(sample, prompt=f"Be brief.\n{HOSTILE}\n```\n" + "x" * 2000)
     told = change(inputs, spec={"system_prompt": "Be brief."}, evaluation={"samples": (long,)})

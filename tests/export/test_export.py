@@ -42,7 +42,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_folder_holds_all_of_the_base_and_the_decoding(base: Path, tmp_path: Path) -> None:
+def test_the_folder_has_the_bases_files_and_the_decoding(base: Path, tmp_path: Path) -> None:
     what = train_adapter(base, tmp_path / "adapter")
     decoding = Decoding(temperature=0.7, top_p=0.9, top_k=5)
     export(what, tmp_path / "merged", decoding=decoding, system_prompt="é\r\n")

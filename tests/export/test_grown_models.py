@@ -49,7 +49,7 @@ def full_tokenizer(folder: Path) -> None:
     save_tokenizer(tokenizer, folder)
 
 
-def test_spare_rows_are_used_and_the_weights_stay_in_place(tmp_path: Path) -> None:
+def test_spare_rows_are_used_and_the_weights_stay_where_they_are(tmp_path: Path) -> None:
     base = write_base(tmp_path / "base")
     known, made = prepare(base, tmp_path / "known", ()), prepare(base, tmp_path / "made")
     assert (known.path, made.path) == (str(base), str(tmp_path / "made" / "base_model"))

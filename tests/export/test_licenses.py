@@ -15,7 +15,7 @@ def made_from(base: str | None, *sources: str | None) -> list[Licensed]:
     return [Licensed(name="b", license=base, is_base=True), *data]
 
 
-def test_terms_are_read_off_a_licenses_name() -> None:
+def test_terms_follow_from_a_licenses_name() -> None:
     expected = {
         "share-alike": ("cc-by-sa-4.0", "AGPL-3.0-only", "odbl", "osl-3.0", "eupl-1.2"),
         "non-commercial": ("qwen-research", "apple-amlr", "academic use", "CC_BY_NC_4.0"),
@@ -39,7 +39,7 @@ def test_terms_are_read_off_a_licenses_name() -> None:
     assert "base model b (cc-by-nc-4.0)" in find_conflicts(made_from("cc-by-nc-4.0", "mit"))[0]
 
 
-def test_licenses_that_cannot_be_kept_at_once_are_named() -> None:
+def test_conflicting_licenses_are_named() -> None:
     for base, sources, n_pairs in (
         ("apache-2.0", ("cc-by-sa-4.0", "cc-by-sa-4.0"), 0),
         ("apache-2.0", ("cc-by-sa-4.0", "cc-by-nc-4.0"), 1),
@@ -50,7 +50,7 @@ def test_licenses_that_cannot_be_kept_at_once_are_named() -> None:
         assert sum(line.startswith("incompatible") for line in found) == n_pairs
 
 
-def test_different_licenses_and_attribution_are_said() -> None:
+def test_different_licenses_and_attribution_are_stated() -> None:
     differ = "do not share one license"
     for other, are_said in (("apache-2.0", True), ("MIT", False), (None, True)):
         said = list_remarks(made_from("mit", "mit", other))
@@ -60,7 +60,7 @@ def test_different_licenses_and_attribution_are_said() -> None:
     assert list_remarks(made_from("mit", "mit")) == []
 
 
-def test_only_a_license_that_follows_is_declared() -> None:
+def test_a_license_is_declared_only_if_it_follows() -> None:
     for declared, base, *sources in (
         ("apache-2.0", "apache-2.0", "mit", "cc-by-4.0"),
         ("other", "apache-2.0", "cc-by-sa-4.0"),

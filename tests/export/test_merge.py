@@ -44,7 +44,9 @@ KINDS = {
     ("method", "kind"),
     [*(("lora", kind) for kind in KINDS), pytest.param("qlora", "dora", marks=needs_bitsandbytes)],
 )
-def test_a_merged_adapter_says_the_same(base: Path, tmp_path: Path, method: str, kind: str) -> None:
+def test_a_merged_adapter_has_the_same_logits(
+    base: Path, tmp_path: Path, method: str, kind: str
+) -> None:
     what = train_adapter(base, tmp_path / "adapter", method=method, lora=KINDS[kind])
     record = export(what, tmp_path / "merged")
     ids = torch.arange(20)[None]
@@ -67,7 +69,7 @@ def test_a_merged_adapter_says_the_same(base: Path, tmp_path: Path, method: str,
         ("bf16", torch.float32, torch.bfloat16),
     ],
 )
-def test_weights_are_written_in_the_bases_own_type_or_the_one_asked_for(
+def test_weights_are_written_in_the_bases_own_dtype_or_the_one_set(
     tmp_path: Path, choice: Any, stored: torch.dtype, expected: torch.dtype
 ) -> None:
     base = write_base(tmp_path / "base", dtype=stored)
@@ -117,7 +119,7 @@ def test_large_models_split(base: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert all(torch.equal(tensor, many[name]) for name, tensor in one.items())
 
 
-def test_a_model_trained_as_a_whole_is_written_in_the_bases_type(tmp_path: Path) -> None:
+def test_a_fully_trained_model_is_written_in_the_bases_dtype(tmp_path: Path) -> None:
     base = write_base(tmp_path / "base", dtype=torch.bfloat16)
     for dtype in (torch.float32, torch.bfloat16):
         folder = write_base(tmp_path / str(dtype), dtype=dtype)
@@ -129,7 +131,7 @@ def test_a_model_trained_as_a_whole_is_written_in_the_bases_type(tmp_path: Path)
     assert record.loss_before_merge == record.loss_after_merge
 
 
-def test_damage_is_refused(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_rejected(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     what = train_adapter(base, tmp_path / "adapter")
     with pytest.raises(TrainingError, match=f"evaluation scored {'0' * 12}; run train_expert"):
         export(trained(what.folder, base, "0" * 64), tmp_path / "merged")
@@ -147,7 +149,7 @@ def said(loss: float, *values: float) -> merge.RowOutputs:
     return merge.RowOutputs(loss, 100, (torch.tensor([list(values)]),))
 
 
-def test_the_bounds_are_those_that_are_stated() -> None:
+def test_the_bounds_are_as_stated() -> None:
     before, nan = said(2.0, 10.0, -20.0), float("nan")
     for after, dtype, holds in (
         (said(2.0005, 10.0, -20.0), "float32", True),
@@ -175,7 +177,7 @@ def test_probes_are_the_beginnings_of_held_out_documents() -> None:
     assert others[-1][0].tolist() == ids[1][14:24].tolist()
 
 
-def test_a_config_may_hold_the_decoders_own(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_may_contain_the_decoders_own(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gemma 3's config does, and has no top-level vocabulary size."""
 
     def nested(model: Any) -> Any:
@@ -195,7 +197,7 @@ def test_the_sample_is_bounded_by_rows_and_by_tokens(monkeypatch: pytest.MonkeyP
     assert len(merge.sample_rows(held_out_rows(50))) == 1
 
 
-def test_a_base_whose_type_cannot_be_kept_is_named(tmp_path: Path) -> None:
+def test_a_base_dtype_that_cannot_be_kept_is_named(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"w": torch.zeros(3, dtype=torch.int8).numpy()}, tmp_path / "model.safetensors")

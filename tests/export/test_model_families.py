@@ -255,7 +255,7 @@ def test_on_a_base_in_half_precision_they_are_exact_in_fp32(
     torch.testing.assert_close(logits(plain(tmp_path / "merged")), expected, atol=1e-3, rtol=1e-3)
 
 
-def test_a_tied_embedding_that_peft_does_not_know_is_refused() -> None:
+def test_a_tied_embedding_unknown_to_peft_is_rejected() -> None:
     net = AutoModelForCausalLM.from_config(FAMILIES["GPT-2"].config)
     with pytest.raises(TrainingError, match="the embedding of gpt2 is its head too"):
         add_adapter(net, WHOLE)

@@ -134,7 +134,7 @@ EARLIER = (
     ("words", "removed"),
     [((), [*EARLIER[3:5], EARLIER[7], EARLIER[9]]), (("--adapter",), [EARLIER[5], *EARLIER[7:]])],
 )
-def test_weights_of_an_earlier_push_are_loaded_no_longer(
+def test_weights_of_an_earlier_push_are_no_longer_loaded(
     hub: Any, results: Path, words: tuple[str, ...], removed: list[str]
 ) -> None:
     hub.there = EARLIER
@@ -167,7 +167,9 @@ def test_only_a_card_may_be_edited(hub: Any, results: Path, words: tuple[str, ..
     assert "config.json: is not what" in push(hub, results, *words).stderr
 
 
-def test_what_cannot_be_pushed_is_one_line(hub: Any, results: Path, tmp_path: Path) -> None:
+def test_an_expert_that_cannot_be_pushed_is_one_line(
+    hub: Any, results: Path, tmp_path: Path
+) -> None:
     def refused(*words: str, folder: Path = results, **how: Any) -> str:
         done = push(hub, folder, *words, **how)
         assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr

@@ -128,7 +128,9 @@ def test_thoughts_that_the_prompt_opens_are_not_shown(folder: Path) -> None:
     assert "".join(pieces) == stream.shown == "two"
 
 
-def test_the_system_prompt_is_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_prompt_is_that_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = "be\r\nbrief é "
     export(tmp_path, Decoding())
     write_system_prompt(tmp_path, own)
@@ -184,7 +186,7 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: Path) -> None:
     assert "/reset forgets" in shown[-1]
 
 
-def test_a_chat_without_room_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_without_room_is_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expert, shown = load(folder, max_new_tokens=200), list[str]()
     near = "what is two and two " * 10
     assert len(expert.prompt_ids([user(near)])) < 120
@@ -204,7 +206,7 @@ def test_a_chat_without_room_is_refused(folder: Path, monkeypatch: pytest.Monkey
     assert len(refused) == 1 and "".join(shown[shown.index(refused[0]) + 1 :]).strip()
 
 
-def test_a_model_without_chats_goes_on_with_texts(tmp_path: Path) -> None:
+def test_a_model_without_chats_continues_texts(tmp_path: Path) -> None:
     bare = tmp_path
     export(bare, Decoding())
     settings = json.loads((bare / "tokenizer_config.json").read_text())
@@ -237,7 +239,7 @@ def test_a_tokenizers_own_code_is_not_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_cannot_be_served_is_said_in_one_line(
+def test_an_expert_that_cannot_be_served_is_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert serve.find_model(folder) == folder / "merged" == serve.find_model(folder / "merged")
@@ -272,7 +274,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str, text: bytes = b"") ->
     return ended.value.code
 
 
-def test_the_script_answers_a_prompt_and_what_is_piped(
+def test_the_script_answers_a_prompt_and_piped_input(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = load(folder).generate_answer([user("what is two")], no_show) + "\n"

@@ -67,7 +67,7 @@ def jobs(library: Path, tmp_path: Path) -> Iterator[Jobs]:
         made.end(0)
 
 
-def test_jobs_at_once_take_different_cards(jobs: Jobs) -> None:
+def test_concurrent_jobs_take_different_cards(jobs: Jobs) -> None:
     assert [jobs.start(n) for n in (1, 2)] == ["GPU-a", "GPU-b,GPU-c"]
     jobs.end(0)
     assert jobs.start(1) == "GPU-a"
@@ -78,7 +78,7 @@ def test_jobs_at_once_take_different_cards(jobs: Jobs) -> None:
     assert jobs.start(1) == "GPU-a"
 
 
-def test_a_job_chooses_among_the_cards_that_it_was_given(jobs: Jobs) -> None:
+def test_a_job_chooses_among_its_assigned_cards(jobs: Jobs) -> None:
     assert jobs.start(1, CUDA_VISIBLE_DEVICES="2,1") == "GPU-c"
     assert jobs.start(1, CUDA_VISIBLE_DEVICES="2,1") == "GPU-b"
     # All are needed: they stay as assigned, and are locked.
@@ -86,7 +86,7 @@ def test_a_job_chooses_among_the_cards_that_it_was_given(jobs: Jobs) -> None:
     assert jobs.start(1) == "GPU-a" and "0 of 1" in (jobs.folder / "log").read_text()
 
 
-def test_cards_that_others_fill_come_last(jobs: Jobs) -> None:
+def test_cards_in_use_come_last(jobs: Jobs) -> None:
     held = {**FOUR, "0__memory_used": 60 << 30, "1__memory_used": 1 << 29}
     assert [jobs.start(n, held) for n in (1, 2, 1)] == ["GPU-b", "GPU-c,GPU-d", "GPU-a"]
 
@@ -104,7 +104,7 @@ def test_a_launchers_cards_are_left_alone(jobs: Jobs, settings: dict[str, str]) 
     assert jobs.start(1) == "GPU-a"
 
 
-def test_where_nothing_can_be_locked_the_first_card_is_taken(jobs: Jobs) -> None:
+def test_without_locks_the_first_card_is_taken(jobs: Jobs) -> None:
     (jobs.folder / "expertflow-GPU-a.lock").mkdir()
     assert jobs.start(1) == "GPU-a" and "cannot be locked" in (jobs.folder / "log").read_text()
 
@@ -136,7 +136,7 @@ def _lock_as_nobody(path: Path) -> str:
     return ("taken", "held", "failed")[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
 
 
-def test_a_lock_follows_no_link_and_waits_at_no_pipe(tmp_path: Path) -> None:
+def test_a_lock_follows_no_link_and_does_not_wait_at_a_pipe(tmp_path: Path) -> None:
     link, pipe = tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):

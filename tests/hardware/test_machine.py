@@ -140,7 +140,7 @@ def test_every_figure_of_a_card_has_its_source(row: dict[str, Any]) -> None:
     assert card.compute_capability is not None
 
 
-def test_names_are_exact_and_belong_to_one_card() -> None:
+def test_names_are_exact_and_identify_one_card() -> None:
     # A row without sources has one source for all figures.
     card = gpu_from_row({**BY_NAME["L4"], "sources": {}, "source": "ours"})
     assert set(card.sources.values()) == {"ours"}

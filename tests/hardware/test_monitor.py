@@ -66,7 +66,7 @@ def test_every_null_figure_has_a_reason() -> None:
     assert record.cpu_percent is not None and record.cpu_percent.mean == 50.0
 
 
-def test_nothing_is_taken_across_a_pause() -> None:
+def test_nothing_is_computed_across_a_pause() -> None:
     first = [sample(t, 80.0) for t in (1, 2)]
     after = [sample(t, 80.0, energy_j=10.0 * t, starts=t == 104) for t in (104, 106)]
     record = summarize([*first, *after])
@@ -126,7 +126,7 @@ def test_a_recorded_trace_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFix
         read_samples(spoilt)
 
 
-def test_a_resumed_run_goes_on_with_its_samples(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_samples(tmp_path: Path) -> None:
     output = tmp_path / "gpu.jsonl"
     for seen_s in (0.0, 100.0):
         count = itertools.count()
@@ -159,7 +159,7 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert json.loads(output.read_text())["n_samples"] >= 1
 
 
-def test_a_value_stands_for_the_time_since_the_one_before() -> None:
+def test_a_value_covers_the_time_since_the_previous_one() -> None:
     known = compute_stats(
         [
             sample(0, None, starts=True), sample(1, 10.0), sample(2, None), sample(4, 20.0),
@@ -196,7 +196,7 @@ def test_scripts_count_cards_as_the_driver_does(monkeypatch: pytest.MonkeyPatch)
         assert os.environ.get(name) == after
 
 
-def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> None:
+def test_a_truncated_line_does_not_lose_later_readings(tmp_path: Path) -> None:
     path = tmp_path / "gpu.jsonl"
     full = sample(
         1, 2.0, throttle_reasons=("sw_thermal",), lost={"power_w": "Timeout"}, starts=True
@@ -215,7 +215,7 @@ def test_a_line_that_was_cut_takes_no_later_reading_with_it(tmp_path: Path) -> N
     assert len(read_lines(GpuSample, path)) == 2
 
 
-def test_readings_of_others_are_not_written_over(tmp_path: Path) -> None:
+def test_readings_of_others_are_not_overwritten(tmp_path: Path) -> None:
     output, readings = tmp_path / "m.json", tmp_path / "m.jsonl"
     readings.write_text("of the session that goes on")
     for code, said, arguments in (

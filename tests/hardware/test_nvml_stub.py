@@ -89,7 +89,7 @@ def test_unsupported_is_null_with_the_drivers_reason(library: Path, tmp_path: Pa
     assert asked and all(later - one > 4 for one, later in itertools.pairwise(asked))
 
 
-def test_counters_that_fail_say_why(library: Path, tmp_path: Path) -> None:
+def test_counters_that_fail_have_a_reason(library: Path, tmp_path: Path) -> None:
     record = watch(library, tmp_path, fail__gpm_metrics=999, fail__gpm_sample__3=10)
     for name in ("tensor_active_percent", "sm_active_percent", "pcie_rx_bytes_per_s"):
         assert record[name] is None
@@ -111,7 +111,7 @@ def test_counters_that_fail_say_why(library: Path, tmp_path: Path) -> None:
     assert record["sm_active_percent"]["mean"] == pytest.approx(85)
 
 
-def test_a_card_in_mig_mode_is_not_watched(library: Path, tmp_path: Path) -> None:
+def test_a_card_in_mig_mode_is_not_monitored(library: Path, tmp_path: Path) -> None:
     record = watch(library, tmp_path, mig=1)
     assert record["gpu_name"] is None and "MIG" in record["unavailable"]["power_w"]
     # A card without MIG support is complete, and none of its readings is lost.
@@ -119,7 +119,7 @@ def test_a_card_in_mig_mode_is_not_watched(library: Path, tmp_path: Path) -> Non
     assert record["gpu_name"] == "SIMULATED H100" and record["n_lost_readings"] == {}
 
 
-def test_a_passing_error_costs_one_reading(library: Path, tmp_path: Path) -> None:
+def test_a_transient_error_costs_one_reading(library: Path, tmp_path: Path) -> None:
     # 10: timeout; 3 after an answer is transient too, as the card supported it before.
     record = watch(library, tmp_path, fail__power__2=10, fail__energy__3=10, fail__temperature__4=3)
     assert record["power_w"]["mean"] == pytest.approx(600)
@@ -128,7 +128,7 @@ def test_a_passing_error_costs_one_reading(library: Path, tmp_path: Path) -> Non
     assert record["energy_j"] == pytest.approx(500 * (record["n_samples"] - 1))
 
 
-def test_reasons_are_counted_where_the_card_counts_none_and_idleness_is_none(
+def test_reasons_are_counted_if_the_card_has_no_counters_and_idleness_is_not_a_reason(
     library: Path, tmp_path: Path
 ) -> None:
     # Idle, application clocks, thermal by software and hardware together: counted once.
@@ -168,7 +168,7 @@ def test_several_cards_are_added_up_and_a_lost_one_is_named(library: Path, tmp_p
         ("0", ("--gpu", "5"), "no GPU 5 here", None),
     ],
 )
-def test_visible_cards_or_the_one_that_was_picked_are_watched(
+def test_visible_cards_or_the_selected_one_are_monitored(
     library: Path, tmp_path: Path, setting: str, pick: tuple[str, ...], name: str, n_cards: object
 ) -> None:
     record = watch(library, tmp_path, arguments=pick, CUDA_VISIBLE_DEVICES=setting, **TWO)
@@ -176,7 +176,7 @@ def test_visible_cards_or_the_one_that_was_picked_are_watched(
     assert name in (record["gpu_name"] or record["unavailable"]["power_w"])
 
 
-def test_a_card_that_is_kept_from_the_job_is_passed_over(library: Path, tmp_path: Path) -> None:
+def test_a_card_hidden_from_the_job_is_skipped(library: Path, tmp_path: Path) -> None:
     # A batch system hides the first from this job, which counts its own card from 0, like CUDA.
     kept = {**TWO, "0__fail__handle": 4}
     record = watch(library, tmp_path, CUDA_VISIBLE_DEVICES="0", **kept)
@@ -221,7 +221,7 @@ def ask(library: Path, folder: Path, **scenario: Any) -> list[Any]:
     return [json.loads(line) for line in done.stdout.split("\n") if line]
 
 
-def test_auto_finds_cards_by_name_and_who_holds_their_memory(library: Path, tmp_path: Path) -> None:
+def test_auto_finds_cards_by_name_and_who_uses_their_memory(library: Path, tmp_path: Path) -> None:
     card, _ = ask(library, tmp_path, name="NVIDIA L40S")
     assert card[:2] == ["L40S", 362e12]
     card, _ = ask(library, tmp_path, name="NVIDIA L40X", cc=91)
@@ -247,7 +247,7 @@ UUIDS = ["GPU-aa1", "GPU-aa2", "GPU-b"]
         ("1,1,0", (), HIDDEN), ("MIG-GPU-aa1/1/0", (), MIG),
     ],
 )  # fmt: skip
-def test_a_setting_names_cards_or_hides_all(
+def test_the_variable_selects_cards_or_hides_all(
     setting: str | None, indexes: tuple[int, ...], reason: str | None
 ) -> None:
     assert visible_gpus(setting, UUIDS) == (indexes, reason)

@@ -62,7 +62,7 @@ def printed(
     return capsys.readouterr().out.splitlines()
 
 
-def test_experts_stand_in_order_with_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_experts_are_listed_in_order_with_their_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     others = (job("compare_experts", None), job("evaluate_expert", "finished"))
     lines = printed(capsys, ENDED, UNPRICED_B, job("pack_sequences", "a"), TRAINED, *others)
     assert lines == [
@@ -90,7 +90,9 @@ def test_figures_of_an_outdated_record_are_marked(capsys: pytest.CaptureFixture[
     assert not printed(capsys, ENDED, job("plan_training", "a"), unplanned)[3].endswith(again)
 
 
-def test_other_jobs_take_what_they_took(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_other_jobs_are_expected_to_take_their_last_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     log = tmp_path / "results" / "a" / "logs" / "evaluate_expert.log"
     log.parent.mkdir(parents=True)
     spans = ((0.0, 360.0, 0), (400.0, 1120.0, 0), (1200.0, 9000.0, 1))
@@ -144,7 +146,7 @@ def test_without_a_training_there_is_one_line_or_none(capsys: pytest.CaptureFixt
     assert printed(capsys, left, TRAINED) == []
 
 
-def test_what_it_does_not_know_breaks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_events_break_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     odd = (
         event(LogEvent.JOB_INFO),
         event(LogEvent.RUN_INFO, stats="changed"),
@@ -157,7 +159,7 @@ def test_what_it_does_not_know_breaks_nothing(capsys: pytest.CaptureFixture[str]
     assert lines[3].endswith("unknown  no forecast; jobs in groups have none")
 
 
-def test_a_reader_that_is_gone_is_passed_over(
+def test_a_closed_reader_is_ignored(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in ``snakemake -n | head``: logging would print a traceback for each line."""

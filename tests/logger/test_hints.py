@@ -8,9 +8,7 @@ import pytest
 from snakemake_logger_plugin_expertflow.hints import explain_missing_snakefile
 
 
-def test_who_names_a_snakefile_is_not_told_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_snakefile_hint_if_one_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "Snakefile").touch()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

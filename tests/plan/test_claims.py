@@ -28,7 +28,7 @@ def test_a_progress_bar_shows_minutes() -> None:
     assert checks(duration="46:47:00", hours=47)[0].holds
 
 
-def test_figures_that_no_run_has_are_refused_by_name() -> None:
+def test_impossible_figures_are_rejected_by_name() -> None:
     for text in ("46", "46:99", "99:46", "1:75:00", "1 day", "4:4", "1:2:3:4"):
         with pytest.raises(ConfigError, match="neither minutes:seconds nor"):
             parse_duration(text)
@@ -80,7 +80,7 @@ def test_a_claim_against_its_own_figures(claim: dict[str, Any], holds: bool, fin
     assert finding in check.finding
 
 
-def test_the_sources_sums_are_worked_out() -> None:
+def test_the_sources_arithmetic_is_checked() -> None:
     """The products, ranges and comparisons of C and D, from their shipped manifests."""
     wrong = ""
     for name in ("phase1c-cot", "phase1a"):

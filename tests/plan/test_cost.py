@@ -71,7 +71,7 @@ def test_fp16_is_priced_at_the_fp16_peak() -> None:
         assert (full.predicted_hours is not None) is is_on
 
 
-def test_what_is_computed_again_takes_its_time_and_is_no_mfu() -> None:
+def test_recomputation_takes_time_and_does_not_count_as_mfu() -> None:
     plain, again = (plan(card("H100 SXM"), gradient_checkpointing=on).cost for on in (False, True))
     assert again.predicted_hours is not None and plain.predicted_hours is not None
     assert again.mfu_fraction is not None and plain.mfu_fraction is not None
@@ -80,7 +80,7 @@ def test_what_is_computed_again_takes_its_time_and_is_no_mfu() -> None:
     assert again.mfu_fraction == pytest.approx(plain.mfu_fraction / ratio)
 
 
-def test_a_plan_tells_what_binds_and_what_a_switch_would_change() -> None:
+def test_a_plan_states_what_binds_and_what_a_switch_would_change() -> None:
     made = plan(card("H100 SXM"), batch_size=2, gradient_checkpointing=False)
     cost = made.cost
     assert cost.step is not None and cost.step_hours is not None
@@ -130,7 +130,7 @@ def test_padding_that_the_trainer_cuts_off_takes_no_time(grouped: bool) -> None:
     assert found == pytest.approx(4 * np.mean(trained), rel=0.08)
 
 
-def test_an_epoch_of_less_than_a_step_takes_its_own_step() -> None:
+def test_an_epoch_shorter_than_a_step_has_its_own_step_time() -> None:
     rows = replace(
         PACKING.train, n_tokens=400, n_sequences=2, sum_len_sq=200 * 400,
         n_supervised_tokens=100, n_target_tokens=100,
@@ -144,7 +144,7 @@ def test_an_epoch_of_less_than_a_step_takes_its_own_step() -> None:
     assert large.cost.step == whole.cost.step is not None
 
 
-def test_a_calibration_gives_a_cpu_hours_and_dollars() -> None:
+def test_a_calibration_predicts_hours_and_dollars_for_a_cpu() -> None:
     made = calibrated(None, price_usd_per_hour=0.5, save_steps=100, eval_steps=200)
     cost, steps = made.cost, made.n_steps
     n_saves, n_evals = -(-steps // 100), 1 + -(-steps // 200)
@@ -176,7 +176,7 @@ def test_steps_that_took_much_longer_widen_the_band_and_others_do_not_count() ->
 
 @pytest.mark.parametrize("save_steps", [1, 7, 300, 1000])
 @pytest.mark.parametrize("step_s", [0.25, 7.0, 64.0])
-def test_saves_are_those_that_a_loop_makes(save_steps: int, step_s: float) -> None:
+def test_saves_are_counted_like_in_the_loop(save_steps: int, step_s: float) -> None:
     made = plan(
         None, max_steps=1000, save_steps=save_steps, save_every_minutes=1.0, eval_steps=30,
         load_best_model_at_end=True,
@@ -193,14 +193,14 @@ def test_saves_are_those_that_a_loop_makes(save_steps: int, step_s: float) -> No
         assert predicted <= n_saves <= predicted + best * count_best_saves(made)
 
 
-def test_a_budget_of_cents_is_told_in_cents() -> None:
+def test_a_budget_of_cents_is_shown_in_cents() -> None:
     with pytest.raises(ConfigError, match=r"max_usd is 0\.001 and the plan needs \$0\.\d*[1-9]"):
         plan(card("H100 SXM"), max_usd=0.001, price_usd_per_hour=2.0)
     reason = reasons_of(plan(card("H100 SXM"), max_usd=1.0, price_usd_per_hour=0.01))["max_usd"]
     assert "$0.00," not in reason.because and "is $0.000" in reason.because
 
 
-def test_the_demo_leaves_out_budgets_that_nothing_can_be_held_against() -> None:
+def test_the_demo_ignores_budgets_that_cannot_be_checked() -> None:
     made = plan(None, max_usd=5.0, max_hours=1.0, may_drop_budgets=True)
     for key in ("max_usd", "max_hours"):
         assert reasons_of(made)[key].because.startswith("left out: the demo")
@@ -224,7 +224,7 @@ def test_time_is_billed_in_whole_steps() -> None:
     assert plan(card("H100 SXM"), prices=hourly, billing_minutes=60).cost.predicted_usd == 2.0
 
 
-def test_a_budget_is_held_against_the_middle_and_warned_of_at_the_high_end() -> None:
+def test_a_budget_is_checked_against_the_middle_with_a_warning_at_the_high_end() -> None:
     cost = plan(card("H100 SXM")).cost
     assert cost.predicted_hours is not None and cost.predicted_hours_high is not None
     between = (cost.predicted_hours + cost.predicted_hours_high) / 2
@@ -253,7 +253,7 @@ def step(name: str = "H100 SXM", **changes: Any) -> StepSeconds:
     return predict_step(LORA_WORK._replace(**changes), speed(name))
 
 
-def test_parts_go_with_what_they_are_made_of() -> None:
+def test_parts_scale_with_their_inputs() -> None:
     plain = step()
     assert plain.total_s == pytest.approx(
         plain.products_s + plain.attention_s + plain.layers_s + plain.loss_s + plain.optimizer_s
@@ -271,14 +271,14 @@ def test_parts_go_with_what_they_are_made_of() -> None:
     assert wide.layers_s == pytest.approx(plain.layers_s * 3350 / 4800)
 
 
-def test_what_binds_goes_with_the_size_of_a_micro_batch() -> None:
+def test_what_binds_depends_on_the_micro_batch() -> None:
     assert bound_of(step()) == "products"
     assert bound_of(step(compiled=False)) == "bandwidth"
     small = step(n_tokens=128)
     assert bound_of(small) == "launches" and small.launches_s > small.products_s
 
 
-def test_a_card_of_which_no_training_is_known_has_a_wider_band() -> None:
+def test_a_card_without_known_trainings_has_a_wider_band() -> None:
     low, high = BAND
     assert speed("A100 80GB").band == BAND
     assert speed("B200").band == (low**2, high**2)
@@ -311,7 +311,7 @@ def named(made: TrainPlan, name: str, n_gpus: int = 1) -> HardwareOption:
     return option
 
 
-def test_hours_go_with_the_card_and_dollars_with_the_price() -> None:
+def test_hours_depend_on_the_card_and_dollars_on_the_price() -> None:
     others = (("RTX 4090", 1), ("H100 SXM", 1), ("H100 SXM", 2), ("L40S", 1), ("H200 SXM", 1))
     made = compared(*others, gradient_checkpointing=True)
     # The planned hardware is first, and once.
@@ -344,7 +344,7 @@ def test_the_global_batch_stays() -> None:
     assert "3 rows a step do not divide evenly" in named(odd, "A100 80GB", 4).remark
 
 
-def test_shares_are_tried_where_copies_do_not_fit() -> None:
+def test_sharding_is_tried_if_copies_do_not_fit() -> None:
     row = {"name": "ten", "bf16_tflops": 100, "memory_gb": 10, "source": "made up"}
     settings = {"method": "full", "lora": None, "gpu_table": (*TABLE, row)}
     option = named(compared(("ten", 4), **settings), "ten", 4)
@@ -357,7 +357,7 @@ def test_shares_are_tried_where_copies_do_not_fit() -> None:
     assert option.fits is False and "cannot share out 4-bit weights" in option.remark
 
 
-def test_what_is_unknown_or_does_not_fit_is_null() -> None:
+def test_unknown_or_too_large_options_are_null() -> None:
     made = compared(("H900", 1), ("RTX 2060", 1), method="full", lora=None)
     option, small = named(made, "H900"), named(made, "RTX 2060")
     assert (option.fits, option.hours) == (None, None)
@@ -370,7 +370,7 @@ def test_what_is_unknown_or_does_not_fit_is_null() -> None:
     assert (alone.fits, alone.hours) == (None, None)
 
 
-def test_the_table_marks_the_quickest_and_the_cheapest_where_they_are_known() -> None:
+def test_the_table_marks_the_fastest_and_the_cheapest_if_known() -> None:
     lines = options_table(compared(("RTX 4090", 1), ("L40S", 1), ("RTX 2060", 1))).splitlines()
     assert lines[0].split() == ["hardware", "fits", "rows", "time", "$/h", "dollars", "remark"]
     assert "quickest" in lines[1] and "quickest" not in "".join(lines[2:])

@@ -151,7 +151,7 @@ def test_weights_and_shapes_are_those_of_the_layers(model_type: str) -> None:
     assert len(flops.layer_shapes(facts)) == len(layers) / facts.n_layers
 
 
-def test_an_unknown_model_says_what_its_flops_take_for_granted() -> None:
+def test_an_unknown_model_states_the_assumptions_of_its_flops() -> None:
     unknown = replace(facts_of("qwen3"), model_type="of-tomorrow")
     lora = lora_of("qwen3", "lora")
     assert lora is not None

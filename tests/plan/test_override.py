@@ -26,7 +26,7 @@ def changed(made: TrainPlan, **changes: object) -> TrainPlan:
     return override(made, changes, packing=PACKING, facts=QWEN_06B)
 
 
-def test_a_plain_setting_is_taken_over_and_explained() -> None:
+def test_a_plain_setting_is_adopted_and_explained() -> None:
     plan = changed(MADE, learning_rate=3e-6)
     assert (plan.learning_rate, plan.n_steps) == (3e-6, MADE.n_steps)
     [reason] = [r for r in plan.reasons if r.setting == "learning_rate"]
@@ -48,7 +48,7 @@ def test_a_larger_batch_makes_fewer_steps_of_as_many_epochs() -> None:
     assert changed(old, batch_size=8, max_steps=40).n_steps == 40
 
 
-def test_steps_and_epochs_are_taken_at_their_word() -> None:
+def test_steps_and_epochs_are_used_as_given() -> None:
     assert changed(MADE, max_steps=7).n_steps == 7
     two = changed(MADE, num_train_epochs=2.0)
     assert two.n_steps == 2 * two.n_steps_per_epoch
@@ -57,7 +57,7 @@ def test_steps_and_epochs_are_taken_at_their_word() -> None:
         changed(MADE, max_steps=7, warmup_steps_min=9, override_min_warmup=False)
 
 
-def test_an_adapter_is_changed_or_taken_away() -> None:
+def test_an_adapter_is_changed_or_removed() -> None:
     plan = changed(ADAPTED, lora_r=2)
     assert plan.lora is not None and plan.lora.r == 2
     assert plan.n_params_trainable == ADAPTED.n_params_trainable // 2
@@ -70,7 +70,7 @@ def test_an_adapter_is_changed_or_taken_away() -> None:
     assert changed(MADE, method="lora", lora_r=4).lora == LoraSpec(r=4)
 
 
-def test_what_the_old_plan_predicted_is_not_kept() -> None:
+def test_predictions_of_the_old_plan_are_not_kept() -> None:
     claims = (ClaimCheck(text="t", holds=True, finding="f"),)
     budget = Reason(setting="max_usd", value="5", because="the prediction is $3, at most $4")
     made = replace(ADAPTED, claims=claims, reasons=(*ADAPTED.reasons, budget))
@@ -98,7 +98,7 @@ def test_a_changed_share_of_the_work_is_explained_and_not_priced() -> None:
     assert "for world_size 1" in plan.cost.reason
 
 
-def test_a_cpu_trains_in_half_precision_only_where_asked_by_hand() -> None:
+def test_a_cpu_trains_in_half_precision_only_if_set_by_hand() -> None:
     assert (MADE.precision, MADE.bf16) == ("fp32", False)
     plan = changed(MADE, bf16=True)
     assert (plan.precision, plan.bf16) == ("bf16", True)
@@ -162,7 +162,7 @@ def key_of(made: TrainPlan, cpu: str | None = None) -> str:
     return tuned.tuning_key(made, model_type="qwen3", packing=PACKING.packing, cpu=cpu)
 
 
-def test_the_best_is_taken_and_every_setting_says_so() -> None:
+def test_the_best_is_used_and_every_setting_says_so() -> None:
     made = tuned_plan(record())
     assert tuned.settings_of(made) == BEST
     assert made.global_batch_sequences == tuned_plan().global_batch_sequences
@@ -177,7 +177,7 @@ def test_the_best_is_taken_and_every_setting_says_so() -> None:
     assert values["tuned"].value == FILE and values["attention"].value == "flex"
 
 
-def test_what_is_predicted_not_to_fit_is_refused() -> None:
+def test_a_tuning_predicted_not_to_fit_is_rejected() -> None:
     small: dict[str, Any] = {"gpu": card("RTX 2060"), "packing": seq(512)}
     before = tuned_plan(**small)
     rows = before.global_batch_sequences
@@ -191,7 +191,7 @@ def test_what_is_predicted_not_to_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("setting", "value"), [("torch_compile", True), ("attention", "sdpa")])
-def test_what_a_manifest_names_wins(setting: str, value: Any) -> None:
+def test_the_manifests_settings_take_precedence(setting: str, value: Any) -> None:
     default = tuned.settings_of(tuned_plan(**{setting: value}))
     other = replace(default, batch_size=4, gradient_accumulation_steps=4)
     trials = (trial(DEFAULT, 1000), trial(default, 1000), trial(BEST, 1300), trial(other, 1100))
@@ -205,7 +205,7 @@ def test_what_a_manifest_names_wins(setting: str, value: Any) -> None:
     assert told["gradient_accumulation_steps"].startswith(words)
 
 
-def test_a_search_of_another_run_is_left_out() -> None:
+def test_a_search_of_another_run_is_ignored() -> None:
     changes: dict[str, Any]
     for changes, says in (
         ({"gpu": card("RTX 4090")}, "H100 SXM, not RTX 4090"),
@@ -224,7 +224,7 @@ def test_a_search_of_another_run_is_left_out() -> None:
         assert because.startswith("left out: it was tuned for another run (") and says in because
 
 
-def test_a_search_on_another_processor_is_left_out() -> None:
+def test_a_search_on_another_processor_is_ignored() -> None:
     before = tuned_plan(gpu=None)
     default, key = tuned.settings_of(before), key_of(before, "AMD; 2")
     best = replace(default, n_threads=1)

@@ -34,7 +34,7 @@ def bytes_per_parameter(less: int, more: int) -> float:
     return (more - less) / (1 + memory.RESERVE_FRACTION) / N_PARAMS
 
 
-def test_moments_in_8_bits_are_a_quarter_and_those_of_bf16_weights_a_half() -> None:
+def test_moments_in_8_bits_take_a_quarter_and_those_of_bf16_weights_a_half() -> None:
     less = bytes_per_parameter(peak_of(optim="adamw_8bit"), peak_of())
     assert math.isclose(less, 6, abs_tol=1e-6)
     both = (plan_spec(pure_bf16=True, optim=optim) for optim in ("adamw_8bit", "adamw_torch"))
@@ -42,14 +42,14 @@ def test_moments_in_8_bits_are_a_quarter_and_those_of_bf16_weights_a_half() -> N
     assert [round(n, 2) for n in per_weight] == [6, 8]
 
 
-def test_shares_divide_the_model_and_not_the_activations() -> None:
+def test_sharding_divides_the_model_and_not_the_activations() -> None:
     for n_tokens in (64, 512):
         shared = peak_of(n_tokens, parallel="fsdp", world_size=4)
         less = bytes_per_parameter(shared, peak_of(n_tokens))
         assert math.isclose(less, 16 * 3 / 4, abs_tol=1e-6)
 
 
-def test_the_whole_model_is_the_peak_where_a_share_of_all_is_less() -> None:
+def test_the_full_model_is_the_peak_if_a_shard_of_everything_is_less() -> None:
     """A card loads the model before it is sharded."""
     settings = {"method": "lora", "lora": LORA, "parallel": "fsdp"}
     draft = draft_of(H100, packing=seq(64), **settings, world_size=8)
@@ -90,7 +90,7 @@ def test_the_parts_of_a_traced_step_add_up() -> None:
     assert made.total_bytes == 5000 + optimizer + made.reserve_bytes
 
 
-def test_between_traced_points_is_a_straight_line() -> None:
+def test_traced_points_are_interpolated_linearly() -> None:
     expected = {100: 1000, 250: 1000, 700: 4000, 1600: 13_000, 3200: 29_000}
     assert {n: parts(n_tokens=n).step_bytes for n in expected} == expected
 
@@ -100,7 +100,7 @@ def test_a_trace_holds_for_half_precision_of_either_kind() -> None:
     assert parts(bf16=False).step_bytes != parts().step_bytes
 
 
-def test_only_linear_maps_are_held_in_4_bits() -> None:
+def test_only_linear_layers_are_in_4_bits() -> None:
     """The embedding of 0.6B, 155.6 M weights of 596 M, stays in 16 bits."""
     made = parts(trace=None, method="qlora")
     n_linear = 28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072)
@@ -190,7 +190,7 @@ SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits w
         (2 * GIB, 16 << 20, {"batch_size": 16}, (16, True), "gradient_checkpointing", "without"),
     ],
 )
-def test_what_is_chosen_and_why(
+def test_the_chosen_micro_batch_and_its_reason(
     kept: int, checkpointed: int, changes: Any, expected: tuple[int, bool], setting: str, said: str
 ) -> None:
     micro, checkpoint, draft = chosen(traced(kept, checkpointed), **changes)
@@ -199,7 +199,7 @@ def test_what_is_chosen_and_why(
     assert said in because and ("fits without" in because) is (said == SPARED)
 
 
-def test_a_given_micro_batch_beyond_the_card_is_refused_with_the_most_rows_that_fit() -> None:
+def test_a_micro_batch_beyond_the_card_is_rejected_with_the_most_rows_that_fit() -> None:
     """Model and reserve take 2 GiB of 5.6, each row 1.08."""
     ways = "to auto, or to 2 or less with gradient_accumulation_steps 6 times as many"
     with pytest.raises(HardwareError, match=f"batch_size 11 needs .* has 5.6; set it {ways}"):
@@ -215,7 +215,7 @@ def test_a_given_micro_batch_beyond_the_card_is_refused_with_the_most_rows_that_
         chosen(traced(9 * GIB, 9 * GIB), gradient_checkpointing=False)
 
 
-def test_8b_is_trained_as_a_whole_on_80_gb_in_bf16_alone() -> None:
+def test_8b_is_fully_trained_on_80_gb_only_in_bf16() -> None:
     facts = ModelFacts(
         n_layers=36, hidden_size=4096, n_heads=32, n_kv_heads=8, head_dim=128,
         intermediate_size=12_288, vocab_size=151_936, tie_word_embeddings=False, model_type="qwen3",
@@ -234,7 +234,7 @@ def test_8b_is_trained_as_a_whole_on_80_gb_in_bf16_alone() -> None:
         plan(card("L40S"), **full)
 
 
-def test_what_is_chosen_fits() -> None:
+def test_the_chosen_micro_batch_fits() -> None:
     for name in ("RTX 2060", "RTX 4090", "H100 SXM"):
         for length in (256, 1024, 4096):
             gpu = card(name)

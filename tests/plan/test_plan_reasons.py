@@ -35,7 +35,7 @@ def test_everything_auto_has_its_sentence() -> None:
         assert all(len(made[setting].because) > 10 for setting in AUTO)
 
 
-def test_the_replaced_set_up_is_quoted() -> None:
+def test_the_replaced_setup_is_quoted() -> None:
     for letter, setting, value in (
         ("A", "batch_size", "16"),
         ("B", "dataloader_num_workers", "physical cores // 2"),
@@ -49,7 +49,7 @@ def test_the_replaced_set_up_is_quoted() -> None:
         assert all(r.source_value is None for r in plan(None, system=system).reasons)
 
 
-def test_a_row_length_is_told_beside_its_neighbors() -> None:
+def test_a_row_length_is_shown_with_its_neighbors() -> None:
     lengths = (512, 1024, 2048, 4096, 8192)
     choices = tuple(
         LengthChoice(
@@ -63,7 +63,7 @@ def test_a_row_length_is_told_beside_its_neighbors() -> None:
     assert because == (f"1024: {over}; 2048: {over}; 4096: no document is longer, rows 50.0 % full")
 
 
-def test_a_step_is_told_in_documents_and_against_all_of_the_data() -> None:
+def test_a_step_is_stated_in_documents_and_relative_to_all_data() -> None:
     for n_rows, n_documents, words in (
         (4_883, 20_000, "about 33 documents a step; a recipe for unpacked data has 8 a step, so"
          " 2,500 steps, here 611 at the same learning_rate 0.001; batch_size 2 with"
@@ -82,7 +82,7 @@ def saves(**changes: Any) -> str:
     return reasons_of(plan(card("H100 SXM"), **changes))["save_steps"].because
 
 
-def test_an_interruption_is_told_in_minutes_and_dollars() -> None:
+def test_an_interruption_is_stated_in_minutes_and_dollars() -> None:
     by_time = saves(save_steps=None, save_every_minutes=0.5)
     assert by_time.startswith("save_steps is null: at the end, and every 0.5 minutes; an interr")
     assert by_time.endswith("loses at most 30 seconds")
@@ -122,7 +122,7 @@ def loaded(folder: Path, manifest: dict[str, Any] | None = None, **config: Any) 
     return load_expert("mine", folders=[folder], config=settings, told=told)
 
 
-def test_the_last_to_name_a_setting_is_its_origin(tmp_path: Path) -> None:
+def test_the_last_source_of_a_setting_is_its_origin(tmp_path: Path) -> None:
     overlay = {"seed": "overlay", "weight_decay": "overlay"}
     own = {"learning_rate": "manifest", "save_steps": "manifest"}
     assert loaded(tmp_path)["setting_origins"] == own | overlay
@@ -136,7 +136,7 @@ def test_the_last_to_name_a_setting_is_its_origin(tmp_path: Path) -> None:
     assert made["save_steps"] == "command line"
 
 
-def test_a_plan_says_what_is_given_and_what_is_computed() -> None:
+def test_a_plan_states_which_settings_are_given_and_computed() -> None:
     origins = {"learning_rate": "manifest", "save_steps": "command line"}
     origins["num_train_epochs"] = "overlay"
     plan = plan_for(None, origins=origins, gradient_accumulation_steps=1)
@@ -162,7 +162,7 @@ def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:
     assert "sources.mine.text {a}: chosen here" in text
 
 
-def test_a_wrong_statement_is_refused(tmp_path: Path) -> None:
+def test_a_wrong_origin_is_rejected(tmp_path: Path) -> None:
     for name, origin, said in (
         ("training.learning_rat", {"from": "own"}, "did you mean 'training.learning_rate'"),
         ("export.dtype", {"from": "own"}, "'export.dtype', which is not set here"),

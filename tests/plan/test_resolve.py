@@ -28,7 +28,7 @@ def checkpointing_reason(made: TrainPlan) -> str:
     return because_of(made)[name_of(Training.gradient_checkpointing)]
 
 
-def test_tiers_decide_where_memory_cannot_be_predicted() -> None:
+def test_tiers_decide_if_memory_cannot_be_predicted() -> None:
     unknown = replace(QWEN_06B, model_type="starcoder2")
     for name, rows in (("RTX 2060", 4), ("RTX 4090", 8), ("H100 SXM", 8)):
         made = plan(card(name), facts=unknown)
@@ -44,7 +44,7 @@ def test_tiers_decide_where_memory_cannot_be_predicted() -> None:
         assert "starcoder2" in made.predicted_peak_reason
 
 
-def test_pasted_thresholds_give_the_rows_that_they_gave_there() -> None:
+def test_copied_thresholds_yield_the_same_rows_as_before() -> None:
     """B's tiers: 7.0, 4.0 and 2.0 GB for 8, 4 and fewer rows; its card of 6 GB got 4."""
     unknown = replace(QWEN_06B, model_type="starcoder2")
     names = (Training.gpu_memory_threshold_large_gb, Training.gpu_memory_threshold_medium_gb,
@@ -55,14 +55,14 @@ def test_pasted_thresholds_give_the_rows_that_they_gave_there() -> None:
         assert plan(small, facts=unknown, **pasted).batch_size == rows
 
 
-def test_a_budget_that_cannot_be_checked_is_refused() -> None:
+def test_a_budget_that_cannot_be_checked_is_rejected() -> None:
     for gpu in (None, card("H100 SXM")):
         with pytest.raises(ConfigError, match="max_usd is set and nothing can be held against it"):
             plan(gpu, max_usd=5.0)
 
 
 @pytest.mark.parametrize(("n_cards", "rows"), [(1, 16), (3, 12), (4, 16), (5, 20), (32, 32)])
-def test_cards_share_the_wanted_batch(n_cards: int, rows: int) -> None:
+def test_cards_share_the_requested_batch(n_cards: int, rows: int) -> None:
     made = plan(card("H100 SXM"), seq(512), world_size=n_cards)
     assert made.global_batch_sequences == rows
     told = reasons_of(made)
@@ -75,7 +75,7 @@ def test_cards_share_the_wanted_batch(n_cards: int, rows: int) -> None:
     assert made.next_micro_batch_peak_bytes > made.memory.total_bytes
 
 
-def test_fewer_rows_a_card_may_need_no_checkpointing() -> None:
+def test_fewer_rows_per_card_may_need_no_checkpointing() -> None:
     small = replace(card("RTX 4090"), memory_total_bytes=10 * 10**9)
     one, eight = (plan(small, seq(1024), world_size=n) for n in (1, 8))
     assert (one.gradient_checkpointing, eight.gradient_checkpointing) == (True, False)
@@ -107,7 +107,7 @@ def test_cards_share_the_hours_and_a_configured_price_is_that_of_the_machine() -
     assert (unpriced.price_usd_per_hour, unpriced.predicted_usd) == (None, None)
 
 
-def test_steps_cover_the_rows_once_an_epoch() -> None:
+def test_steps_cover_the_rows_once_per_epoch() -> None:
     made = plan(card("H100 SXM"), num_train_epochs=1.0)
     assert made.n_steps * made.global_batch_sequences >= SPLIT.n_sequences
     assert (made.n_steps - 1) * made.global_batch_sequences < SPLIT.n_sequences
@@ -140,7 +140,7 @@ def test_evaluations_are_about_ten_and_take_little_of_a_run(
     assert "manifest" in reasons_of(asked)["eval_steps"].because
 
 
-def test_workers_load_unpacked_rows_or_what_they_are_told_to() -> None:
+def test_workers_load_unpacked_rows_or_as_set() -> None:
     for loader, packing, n_workers, expected in (
         (None, "bfd", 8, ("thread", 0)),
         (None, "concat", 8, ("thread", 0)),
@@ -155,14 +155,14 @@ def test_workers_load_unpacked_rows_or_what_they_are_told_to() -> None:
         assert (chosen["loader"], chosen["dataloader_num_workers"]) == expected
 
 
-def test_rows_are_grouped_where_they_differ_in_length() -> None:
+def test_rows_are_grouped_if_they_differ_in_length() -> None:
     wanted, unwanted = (plan_spec(group_by_length=on) for on in (True, False))
     assert choose_grouping(wanted, "none") == (True, "group_by_length of the manifest")
     assert choose_grouping(unwanted, "none") == (False, "group_by_length of the manifest")
     assert choose_grouping(wanted, "bfd") == (False, "packing bfd: rows are all of one length")
 
 
-def test_weights_in_bf16_are_trained_as_a_whole_where_there_is_bf16() -> None:
+def test_bf16_weights_are_fully_trained_if_the_card_has_bf16() -> None:
     spec = plan_spec(pure_bf16=True)
     assert choose_precision(spec, None)[0] == choose_precision(spec, card("H100 SXM"))[0] == "bf16"
     with pytest.raises(ConfigError, match=r"training\.pure_bf16: RTX 2060 has no bf16; set it to"):
@@ -172,7 +172,7 @@ def test_weights_in_bf16_are_trained_as_a_whole_where_there_is_bf16() -> None:
             check_settings(plan_spec(pure_bf16=True, **changes), name=str)
 
 
-def test_the_warm_up_rule_says_what_won() -> None:
+def test_the_warm_up_reason_names_the_deciding_bound() -> None:
     for steps, warmup, words in (
         (66, 7, "0.1 x 66 steps = 6.6, rounded; warmup_steps_min 10 gives way to the ratio"),
         (600, 60, "0.1 x 600 steps = 60, rounded"),

@@ -64,7 +64,7 @@ def test_members_come_out_as_they_went_in(tmp_path: Path) -> None:
         assert found == (content if isinstance(content, bytes) else content.read_bytes())
 
 
-def test_what_snakemake_knew_of_results_before_is_dropped(tmp_path: Path) -> None:
+def test_snakemakes_old_metadata_of_results_is_dropped(tmp_path: Path) -> None:
     metadata = tmp_path / "box" / ".snakemake" / "metadata"
     encoded = [
         b64encode(name.encode()).decode()
@@ -239,7 +239,7 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         for title, forge in forgeries.items()
     ],
 )
-def test_a_forged_bundle_is_refused_whole(tmp_path: Path, said: str, forge: Forge) -> None:
+def test_a_forged_bundle_is_rejected_completely(tmp_path: Path, said: str, forge: Forge) -> None:
     forge(tmp_path / "b.tar")
     with pytest.raises(errors.ExpertflowError, match=re.escape(said)) as refusal:
         start(tmp_path / "box", tmp_path / "b.tar")
@@ -248,7 +248,7 @@ def test_a_forged_bundle_is_refused_whole(tmp_path: Path, said: str, forge: Forg
     assert [path.name for path in tmp_path.iterdir()] == ["b.tar"]
 
 
-def test_a_changed_byte_is_refused_wherever_it_is(tmp_path: Path) -> None:
+def test_a_changed_byte_is_rejected_anywhere(tmp_path: Path) -> None:
     bundle = make(tmp_path / "b.tar", {"results/e/x": b"content"})
     index = tar.read_index(bundle)
     whole = bytearray(bundle.read_bytes())
@@ -262,7 +262,7 @@ def test_a_changed_byte_is_refused_wherever_it_is(tmp_path: Path) -> None:
         whole[place] ^= flip
 
 
-def test_what_was_replaced_or_cannot_be_opened_again_is_refused(tmp_path: Path) -> None:
+def test_replaced_or_unreadable_files_are_rejected(tmp_path: Path) -> None:
     index = tar.read_index(make(tmp_path / "b.tar"))
     make(tmp_path / "b.tar", code={"a rule": "of other code"})
     with pytest.raises(DataError, match="was replaced while it was opened"):
@@ -299,7 +299,7 @@ def test_a_run_that_makes_the_expert_is_left_alone(tmp_path: Path) -> None:
             land_outcome(outcome, tar.read_index(outcome), tmp_path, may_replace=True)
 
 
-def test_what_killed_openings_left_goes(tmp_path: Path) -> None:
+def test_leftovers_of_killed_openings_are_removed(tmp_path: Path) -> None:
     path, results = make(tmp_path / "b.tar"), tmp_path / "results"
     for name in (".e.123.partial", ".e.other.123.partial", "e"):
         (results / name).mkdir(parents=True)
@@ -310,7 +310,7 @@ def test_what_killed_openings_left_goes(tmp_path: Path) -> None:
     assert sorted(p.name for p in results.iterdir()) == [".e.other.123.partial", "e"]
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     path = make(tmp_path / "b.tar", {**ITEMS, "results/e/" + "d/" * 400 + "x": b""})
     deep = tmp_path.joinpath(*["a" * 200] * 17)
     with pytest.raises(errors.HardwareError, match=r"cannot be written \(File name too long\)"):
@@ -338,7 +338,7 @@ def model(name: str, folder: Path, **changes: Any) -> ModelRecord:
     return replace(record, **changes)
 
 
-def test_weights_that_went_away_are_linked_again(tmp_path: Path) -> None:
+def test_missing_weights_are_linked_again(tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     (here / "model.safetensors").write_text("weights")

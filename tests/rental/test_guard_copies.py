@@ -71,7 +71,7 @@ def sessions_there(place: Place, folder: Path) -> tuple[PaidSession, ...]:
     return read_ledger(folder / "back" / "ledger.json").sessions
 
 
-def test_no_results_or_a_failing_disk_are_failed_copies(
+def test_missing_results_or_a_failing_disk_are_failed_copies(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = copies_of(tmp_path, place)
@@ -90,7 +90,7 @@ def test_no_results_or_a_failing_disk_are_failed_copies(
     assert waits == [5, 10, 20, 40, 80, 80, 80]
 
 
-def test_a_model_in_the_results_is_sent_as_a_state_too(place: Place, tmp_path: Path) -> None:
+def test_a_model_in_the_results_is_also_sent_as_a_state(place: Place, tmp_path: Path) -> None:
     """Another machine pulls only states, and does not train it again."""
     publish(tmp_path / "results" / "a", "weights of a")
     state = tmp_path / "state"
@@ -102,7 +102,7 @@ def test_a_model_in_the_results_is_sent_as_a_state_too(place: Place, tmp_path: P
     assert "step-00000040.json" in store.list_names("state/b/f")
 
 
-def test_a_state_that_fails_holds_up_nothing(place: Place, tmp_path: Path) -> None:
+def test_a_failing_state_delays_nothing(place: Place, tmp_path: Path) -> None:
     publish(tmp_path / "results" / "x", "weights of x")
     for name in ("a", "b"):
         unfinished(tmp_path / "state" / name / "f")
@@ -152,7 +152,7 @@ def test_two_machines_keep_each_others_dollars(place: Place, tmp_path: Path) -> 
     assert [path.name for path in copies.own.iterdir()] == ["ledger.json"]
 
 
-def test_what_a_meter_has_clipped_comes_back_no_longer(place: Place, tmp_path: Path) -> None:
+def test_amounts_clipped_by_a_meter_do_not_return(place: Place, tmp_path: Path) -> None:
     spend(tmp_path, 0.0)
     copies_of(tmp_path, place).send_ledger()
     copies = copies_of(tmp_path, place)
@@ -162,7 +162,7 @@ def test_what_a_meter_has_clipped_comes_back_no_longer(place: Place, tmp_path: P
     assert sessions_there(place, tmp_path) == (clipped,)
 
 
-def test_the_reserve_grows_with_what_is_to_be_sent(place: Place, tmp_path: Path) -> None:
+def test_the_reserve_grows_with_the_bytes_to_send(place: Place, tmp_path: Path) -> None:
     publish(tmp_path / "results" / "a", "weights of a")
     unfinished(tmp_path / "state" / "a" / "f", save_s=40.0)
     copies = copies_of(tmp_path, place)
@@ -177,7 +177,7 @@ def test_the_reserve_grows_with_what_is_to_be_sent(place: Place, tmp_path: Path)
     assert copies.reserve_s(1.0) < 1.5 * 100
 
 
-def test_a_place_that_cannot_be_read_starts_nothing(place: Place, tmp_path: Path) -> None:
+def test_an_unreadable_place_starts_nothing(place: Place, tmp_path: Path) -> None:
     ledger = Path(place.destination, "state/.guard/ledger.json")
     ledger.mkdir(parents=True)
     (ledger / "x").symlink_to("nowhere")

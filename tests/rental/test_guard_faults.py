@@ -46,7 +46,7 @@ def settings(*options: str) -> GuardOptions:
 
 
 @long
-def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
+def test_a_second_guard_in_a_folder_is_rejected(tmp_path: Path) -> None:
     options = ("--sync-to", str(tmp_path / "there"), *guarded.HOOK)
     first = guarded.start_trainer(tmp_path, *options)
     hold = tmp_path / "state" / ".guard" / "hold"
@@ -73,7 +73,7 @@ def test_a_second_guard_in_a_folder_is_refused(tmp_path: Path) -> None:
         (("--push", "s3:///x"), "give a path, host:path"),
     ],
 )
-def test_contradicting_settings_are_refused(options: tuple[str, ...], problem: str) -> None:
+def test_contradictory_settings_are_rejected(options: tuple[str, ...], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         settings(*options)
 
@@ -86,7 +86,7 @@ def test_contradicting_settings_are_refused(options: tuple[str, ...], problem: s
         ("--max-usd", "0", "0 is not above 0"),
     ],
 )
-def test_what_is_not_a_number_is_named(
+def test_a_value_that_is_not_a_number_is_named(
     option: str, value: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -94,7 +94,7 @@ def test_what_is_not_a_number_is_named(
     assert f"argument {option}: {problem}" in capsys.readouterr().err
 
 
-def test_a_stop_command_that_is_not_here_is_refused_before_the_run() -> None:
+def test_a_missing_stop_command_is_rejected_before_the_run() -> None:
     for line in ("cd / && stop", "if true; then stop; fi", "A=1 stop", '"$X/stop" x', "/bin/sh x"):
         check_programs(settings("--without-sync", "--on-finish", line, "--notice-command", line))
     for option, program in (("--on-finish", "no-such-stop"), ("--notice-command", "/no/such")):
@@ -103,7 +103,7 @@ def test_a_stop_command_that_is_not_here_is_refused_before_the_run() -> None:
 
 
 @pytest.mark.parametrize("words", [["-d", "run1"], ["--directory=run1"]])
-def test_a_snakemake_in_another_folder_is_refused(words: list[str]) -> None:
+def test_a_snakemake_in_another_folder_is_rejected(words: list[str]) -> None:
     command = ["/opt/bin/snakemake", "all", *words]
     with pytest.raises(ConfigError, match="--results and --state"):
         parse_options(["--", *command], None)
@@ -112,7 +112,7 @@ def test_a_snakemake_in_another_folder_is_refused(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--sync-to", "--push"])
-def test_a_copy_on_the_same_disk_is_none(here: Path, option: str) -> None:
+def test_a_copy_on_the_same_disk_does_not_count(here: Path, option: str) -> None:
     there = ("--sync-to", "s3://b/x", "--results", str(here / "results"), option, "bucket/run1")
     with pytest.raises(ConfigError, match="--disk-stays where it stays"):
         settings(*there, "--on-finish", "stop")
@@ -150,7 +150,7 @@ def test_a_tilde_is_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @long
-def test_books_that_cannot_be_kept_keep_no_results_back(tmp_path: Path) -> None:
+def test_an_unwritable_ledger_does_not_hold_back_results(tmp_path: Path) -> None:
     work = "mkdir results; echo x > results/x; rm -r state/.guard; touch state/.guard"
     options = ("--sync-to", str(tmp_path / "there"), "--sync-retries", "0", *guarded.HOOK)
     price = ("--usd-per-hour", "1", "--max-usd", "5")
@@ -161,7 +161,7 @@ def test_books_that_cannot_be_kept_keep_no_results_back(tmp_path: Path) -> None:
 
 
 @long
-def test_a_spent_budget_does_not_end_the_tries_that_end_the_paying(tmp_path: Path) -> None:
+def test_a_spent_budget_does_not_end_the_tries_of_the_stop_command(tmp_path: Path) -> None:
     sooner = "\nfrom expertflow.rental.guard import copies\ncopies.FIRST_WAIT_S = 0.5\n"
     there = tmp_path / "there"
     script = "mkdir results; echo x > results/x; rm -r there; touch there starts.txt; sleep 600"
@@ -198,7 +198,7 @@ Meter.__init__.__kwdefaults__["clock"] = ahead
 
 
 @long
-def test_no_error_at_a_pulls_end_keeps_the_machine(tmp_path: Path) -> None:
+def test_no_error_at_the_end_of_a_pull_keeps_the_machine(tmp_path: Path) -> None:
     # At a dollar per second, half a second is left for the pull.
     price = ("--usd-per-hour", "3600", "--max-usd", "500", "--reserve-seconds", "499.5")
     options = (*price, "--push", "there", *guarded.HOOK, "--without-sync")
@@ -213,7 +213,7 @@ def test_no_error_at_a_pulls_end_keeps_the_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "place", ["timers.Standstill.poll", "timers.open_gpus", "supervisor.Supervisor.poll"]
 )
-def test_a_guard_that_breaks_saves_and_copies_first(tmp_path: Path, place: str) -> None:
+def test_a_failing_guard_saves_and_copies_first(tmp_path: Path, place: str) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "x").touch()
     options = ("--idle-minutes", "5", "--sync-to", str(tmp_path / "there"), *guarded.HOOK)
@@ -260,7 +260,7 @@ def test_no_notice_command_leaves_children_behind(here: Path) -> None:
     wait_for(lambda: is_alone(here), said="its child goes on")
 
 
-def test_each_experts_copies_have_a_place_of_their_own() -> None:
+def test_each_experts_copies_have_their_own_place() -> None:
     def options(text: str) -> list[str]:
         words = shlex.split(guard_command(text, "an expert"))
         assert words[0] == "python" and words[-1] == "--"
@@ -286,7 +286,7 @@ STOPS = "--on-finish would stop the machine before the outcome"
         ("--push 'a", "is no shell text"),
     ],
 )
-def test_a_jobs_options_that_cannot_be_end_in_one_line(text: str, problem: str) -> None:
+def test_impossible_options_of_a_job_end_in_one_line(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         guard_command(text, "e")
 
@@ -344,7 +344,7 @@ def test_no_error_in_a_copy_ends_the_guard(tmp_path: Path, n_times: int, exit_co
 
 
 @long
-def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_path: Path) -> None:
+def test_an_unusable_place_is_found_before_anything_is_paid_for(tmp_path: Path) -> None:
     (tmp_path / "there").touch()
     options = ("--sync-to", "there", *guarded.HOOK)
     out = guarded.run(tmp_path, *options, command=["touch", "worked"], code=1)
@@ -360,7 +360,9 @@ def test_a_place_that_takes_nothing_is_found_before_anything_is_paid_for(tmp_pat
         ("kill -INT $PPID;", 1, "failed, exit code 9; not tried again, as a signal came"),
     ],
 )
-def test_a_failed_stop_command_is_told(tmp_path: Path, more: str, n_tries: int, said: str) -> None:
+def test_a_failed_stop_command_is_reported(
+    tmp_path: Path, more: str, n_tries: int, said: str
+) -> None:
     at_once = "from expertflow.rental.guard import run\nrun.HOOK_WAIT_S = 0.0"
     hook = ("--on-finish", f"echo x >> tries; {more} exit 9", "--without-sync")
     out = guarded.run(tmp_path, *hook, command=["true"], patch=at_once, code=85)
@@ -370,7 +372,7 @@ def test_a_failed_stop_command_is_told(tmp_path: Path, more: str, n_tries: int, 
 
 
 @long
-def test_secrets_are_not_told(tmp_path: Path) -> None:
+def test_secrets_are_not_printed(tmp_path: Path) -> None:
     hook = ("--on-finish", "true TOKEN123", "--without-sync")
     out = guarded.run(tmp_path, *hook, command=["true", "TOKEN456"])
     push = ("--push", "rsync://me:TOKEN789@localhost:1/x")

@@ -22,7 +22,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_restart_does_not_get_the_budget_anew(tmp_path: Path) -> None:
+def test_a_restart_does_not_get_a_new_budget(tmp_path: Path) -> None:
     path, clock = tmp_path / "ledger.json", Clock()
     meter = Meter(path, usd_per_hour=2.0, clock=clock)
     clock.now_s += 3600
@@ -52,7 +52,7 @@ def test_a_budget_is_counted_to_the_second(tmp_path: Path) -> None:
     assert session.end_s - session.start_s == pytest.approx(104.0, abs=1e-3)
 
 
-def test_without_a_price_or_a_limit_time_is_endless_and_a_spoiled_ledger_refused(
+def test_without_a_price_or_a_limit_time_is_endless_and_a_damaged_ledger_rejected(
     tmp_path: Path,
 ) -> None:
     spoiled = tmp_path / "spoiled.json"
@@ -81,7 +81,7 @@ def test_another_clock_loses_no_dollars(tmp_path: Path, paid_before_s: float | N
     assert ahead in read_ledger(path).sessions
 
 
-def test_a_machine_that_was_paid_all_along_is_counted_once(tmp_path: Path) -> None:
+def test_a_machine_that_was_paid_throughout_is_counted_once(tmp_path: Path) -> None:
     path, now_s = tmp_path / "ledger.json", datetime.now(UTC).timestamp()
     earlier = PaidSession(start_s=now_s - 7200, end_s=now_s - 1800, usd_per_hour=1.0)
     write_record(path, Ledger(sessions=(earlier,)))

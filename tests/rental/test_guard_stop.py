@@ -32,7 +32,9 @@ def test_the_exit_code_is_the_commands(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_trainer_without_snakemake_is_signaled_too(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     script = tmp_path / "job.sh"
     work = f"{shlex.join(guarded.trainer(tmp_path))} 2> >(cat >&2)"
     script.write_text(f"{work}\necho went on >> went_on.txt\nsleep 60\n")
@@ -49,7 +51,7 @@ def test_a_trainer_without_snakemake_is_told_too(tmp_path: Path, number: signal.
     assert running_in(tmp_path) == []
 
 
-def test_a_guard_that_is_killed_takes_its_command_along(tmp_path: Path) -> None:
+def test_a_killed_guard_takes_its_command_along(tmp_path: Path) -> None:
     guard = guarded.start_trainer(tmp_path)
     guard.kill()
     guarded.end(guard, code=-9)
@@ -59,7 +61,9 @@ def test_a_guard_that_is_killed_takes_its_command_along(tmp_path: Path) -> None:
 
 # Even a busy machine manages two signals within a minute.
 @pytest.mark.parametrize(("echo_s", "is_one"), [(1e-9, False), (60.0, True)])
-def test_a_repeated_signal_kills_and_no_echo(tmp_path: Path, echo_s: float, is_one: bool) -> None:
+def test_a_repeated_signal_kills_but_not_an_echo(
+    tmp_path: Path, echo_s: float, is_one: bool
+) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     sooner = f"from expertflow.rental.guard import run\nrun.ECHO_S = {echo_s}"
@@ -78,7 +82,7 @@ def test_a_repeated_signal_kills_and_no_echo(tmp_path: Path, echo_s: float, is_o
 NOTICE = ("--notice-command", "test -e notice", "--notice-seconds")
 
 
-def test_a_signal_amid_a_stop_of_the_guards_own_kills_nothing(tmp_path: Path) -> None:
+def test_a_signal_during_the_guards_own_stop_kills_nothing(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     guard = guarded.start_trainer(tmp_path, *NOTICE, "60", *guarded.HOOK, "--without-sync")
@@ -167,9 +171,7 @@ def test_a_machine_that_is_gone_has_left_its_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_fresh", [False, True])
-def test_a_machine_that_is_started_again_stops_when_the_budget_is_spent(
-    tmp_path: Path, is_fresh: bool
-) -> None:
+def test_a_restarted_machine_stops_when_the_budget_is_spent(tmp_path: Path, is_fresh: bool) -> None:
     options = (*guarded.BUDGET, *guarded.HOOK, "--sync-to", str(tmp_path / "bucket"))
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "report.json").write_text("{}")

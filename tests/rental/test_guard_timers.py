@@ -81,7 +81,7 @@ def test_only_cards_that_are_all_idle_end_a_run(
     assert caplog.text.count("stopped telling") == ("telling" in state)
 
 
-def test_a_notice_is_asked_every_second_and_given_five(
+def test_a_notice_command_runs_every_second_with_a_five_second_limit(
     clock: Clock, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[SimpleNamespace] = []
@@ -172,7 +172,7 @@ def standstill(
     ],
     ids=str,
 )
-def test_work_is_no_standstill(
+def test_work_is_not_a_standstill(
     work: dict[str, float], works: bool, clock: Clock, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     workers: list[object] = [worker(clock, **work), worker(clock, 0.0)]  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def test_work_is_no_standstill(
         ("guard.json", False), (".guard/ledger.json", False),
     ],
 )  # fmt: skip
-def test_files_that_change_are_no_standstill(
+def test_changing_files_are_not_a_standstill(
     name: str, works: bool, clock: Clock, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     path = tmp_path / name

@@ -22,7 +22,9 @@ from expertflow.rental.guard import supervisor
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "busybox")
 
 
-def test_one_that_cannot_be_killed_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_killed_is_abandoned_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(supervisor, "KILLED_S", 0.2)
     monkeypatch.setattr(supervisor, "MARGIN_S", 0.1)
     process = subprocess.Popen(["sleep", "3600"])
@@ -55,7 +57,7 @@ def test_a_supervisors_snakemake_is_interrupted_once_it_waits_alone(
     assert told == [0, 0, 1, 1, 2] and set(sent) == {(1, signal.SIGINT)}
 
 
-def test_snakemake_is_known_by_its_command() -> None:
+def test_snakemake_is_recognized_by_its_command() -> None:
     for line, is_scheduler in (
         ("/opt/bin/snakemake all", True),
         ("python /opt/bin/snakemake all", True),
@@ -80,7 +82,7 @@ class Process:
         return [*self.below, *(deeper if recursive else [])]
 
 
-def test_snakemake_is_told_first_then_jobs_and_all_are_killed_after_the_grace(
+def test_snakemake_is_signaled_first_then_jobs_and_all_are_killed_after_the_grace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = Process(4, "trainer", Process(5, "loader"))
@@ -122,13 +124,13 @@ def supervise(command: list[str], before: str = "", guard: str = "os.getppid()")
     return subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_where_the_guard_died_at_the_fork_nothing_is_started(tmp_path: Path) -> None:
+def test_if_the_guard_dies_at_the_fork_nothing_is_started(tmp_path: Path) -> None:
     done = supervise(["touch", str(tmp_path / "started")], guard="0")
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
     assert not (tmp_path / "started").exists()
 
 
-def test_a_command_hears_ctrl_c_and_a_hangup_which_its_supervisor_ignores() -> None:
+def test_a_command_gets_ctrl_c_and_a_hangup_which_its_supervisor_ignores() -> None:
     asked = "from signal import *; print(getsignal(SIGINT).__name__, getsignal(SIGHUP).name)"
     done = supervise([sys.executable, "-c", asked])
     assert (done.returncode, done.stdout) == (0, "default_int_handler SIG_DFL\n"), done.stderr
@@ -147,7 +149,7 @@ def test_a_fault_of_the_supervisor_is_shown_and_starts_no_second_guard() -> None
         ("sleep 3 > /dev/null 2>&1 & exit 3", 3),
     ],
 )
-def test_processes_that_survive_being_killed_are_named_and_left(command: str, code: int) -> None:
+def test_processes_that_survive_a_kill_are_named_and_left(command: str, code: int) -> None:
     before = "supervisor.KILLED_S = 0.1; supervisor._send = lambda *_: None"
     done = supervise(["sh", "-c", command], before=before)
     assert (done.returncode, done.stdout) == (code, "")

@@ -93,7 +93,7 @@ class Broken:
 
 
 @every_kind
-def test_a_pushed_state_comes_back_whole(place: Place, state: Path, tmp_path: Path) -> None:
+def test_a_pushed_state_comes_back_complete(place: Place, state: Path, tmp_path: Path) -> None:
     store = place.open()
     save(state, 20, held_out_loss=1.0)
     save(state, 40, held_out_loss=2.0)
@@ -112,7 +112,7 @@ def test_a_pushed_state_comes_back_whole(place: Place, state: Path, tmp_path: Pa
 
 
 @every_store
-def test_what_is_no_push_stays(place: Place, state: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_pushes_stay(place: Place, state: Path, tmp_path: Path) -> None:
     """As if the destination were a checkout that trains the same expert."""
     assert place.folder is not None
     there = place.folder / KEY
@@ -142,7 +142,7 @@ def test_two_pushes_are_kept(place: Place, state: Path) -> None:
     assert "finished.json" in left and "step-00000040.json" not in left
 
 
-def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> None:
+def test_a_damaged_push_is_replaced(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20, 40)
     file = f"{KEY}/step-00000040/checkpoints/step-00000040/{checkpoint_files.WEIGHTS}"
     place.write(file, place.read(file)[:-1] + b"x")
@@ -157,7 +157,7 @@ def test_a_spoiled_push_gives_way(place: Place, state: Path, tmp_path: Path) -> 
     assert "step-00000040 pulled" in pull(tmp_path / "again", store)
 
 
-def test_an_incomplete_push_leaves_the_older(place: Place, state: Path, tmp_path: Path) -> None:
+def test_an_incomplete_push_keeps_the_older_one(place: Place, state: Path, tmp_path: Path) -> None:
     store = push_steps(state, place, 20)
     save(state, 40)
     with pytest.raises(SyncFailed, match="the line is dead"):
@@ -187,7 +187,9 @@ def test_pruning_is_harmless(place: Place, state: Path, monkeypatch: pytest.Monk
     assert store.list_names(KEY) == ["step-00000040", "step-00000040.json"]
 
 
-def test_finished_is_further_than_unfinished(place: Place, state: Path, tmp_path: Path) -> None:
+def test_finished_is_more_advanced_than_unfinished(
+    place: Place, state: Path, tmp_path: Path
+) -> None:
     store = push_steps(state, place, 20)
     pull_states(tmp_path / "fresh", store)
     finish(state)
@@ -198,7 +200,9 @@ def test_finished_is_further_than_unfinished(place: Place, state: Path, tmp_path
     assert not (back / "checkpoints").exists()
 
 
-def test_a_push_whose_copy_went_away_is_none(place: Place, state: Path, tmp_path: Path) -> None:
+def test_a_push_whose_copy_disappeared_does_not_count(
+    place: Place, state: Path, tmp_path: Path
+) -> None:
     store = push_steps(state, place, 20)
     save(state, 40)
 
@@ -214,7 +218,7 @@ def test_a_push_whose_copy_went_away_is_none(place: Place, state: Path, tmp_path
     assert "step-00000020.json" in store.list_names(KEY)
 
 
-def test_a_push_that_nobody_compared_is_compared(place: Place, state: Path, tmp_path: Path) -> None:
+def test_an_unverified_push_is_verified(place: Place, state: Path, tmp_path: Path) -> None:
     store, hold = push_steps(state, place, 20), tmp_path / "hold"
     file = f"{KEY}/step-00000020/checkpoints/step-00000020/{checkpoint_files.WEIGHTS}"
     good = place.read(file)
@@ -252,7 +256,7 @@ def test_a_store_cannot_write_outside_the_state(
     assert not (tmp_path / "fresh" / "sums" / "abc").exists()
 
 
-def test_a_line_that_breaks_is_no_damage(place: Place, state: Path, tmp_path: Path) -> None:
+def test_a_broken_connection_is_not_damage(place: Place, state: Path, tmp_path: Path) -> None:
     store, fresh = push_steps(state, place, 20, 40), tmp_path / "fresh"
     waits: list[float] = []
     with pytest.raises(SyncFailed, match="the line is dead"):
@@ -262,7 +266,7 @@ def test_a_line_that_breaks_is_no_damage(place: Place, state: Path, tmp_path: Pa
     assert "step-00000040 pulled" in said
 
 
-def test_a_checkpoint_that_was_spoiled_here_is_brought_back(place: Place, state: Path) -> None:
+def test_a_locally_damaged_checkpoint_is_restored(place: Place, state: Path) -> None:
     store = push_steps(state, place, 20)
     weights = state / "checkpoints" / "step-00000020" / checkpoint_files.WEIGHTS
     good = weights.read_bytes()

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @every_kind
-def test_what_is_sent_comes_back(place: Place, folder: Path, tmp_path: Path) -> None:
+def test_sent_files_come_back(place: Place, folder: Path, tmp_path: Path) -> None:
     store = place.open()
     sent = store.send_files(folder, "results/x", files_below(folder))
     assert (sent.n_files, sent.n_bytes) == (3, 2 + 10240) and sent.verified
@@ -54,7 +54,7 @@ def test_what_is_sent_comes_back(place: Place, folder: Path, tmp_path: Path) -> 
 
 
 @every_kind
-def test_what_is_there_is_not_moved_again_unless_it_was_spoiled(
+def test_existing_files_are_not_transferred_again_unless_damaged(
     place: Place, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "SMALL_BYTES", 0)
@@ -106,7 +106,7 @@ def test_large_objects_go_in_parts(place: Place, folder: Path) -> None:
 
 
 @s3
-def test_marks_of_folders_are_no_files(place: Place, folder: Path, tmp_path: Path) -> None:
+def test_folder_markers_are_not_files(place: Place, folder: Path, tmp_path: Path) -> None:
     place.open().send_files(folder, "state", ["a.json", "in/e"])
     for key in ("state/", "state/in/"):
         place.write(key, b"")
@@ -116,7 +116,7 @@ def test_marks_of_folders_are_no_files(place: Place, folder: Path, tmp_path: Pat
 
 
 @s3
-def test_settings_that_cannot_be_are_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_settings_are_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("ENDPOINT_URL", "minio:9000"), ("PROFILE", "nobody")):
         with monkeypatch.context() as changed:
             changed.setenv(f"AWS_{name}", value)
@@ -125,7 +125,7 @@ def test_settings_that_cannot_be_are_named(place: Place, monkeypatch: pytest.Mon
 
 
 @s3
-def test_storage_that_keeps_no_checksums_is_read_back(place: Place, folder: Path) -> None:
+def test_storage_without_checksums_is_read_back(place: Place, folder: Path) -> None:
     from botocore.exceptions import ReadTimeoutError
 
     def break_off(_: int) -> bytes:
@@ -145,7 +145,7 @@ def test_storage_that_keeps_no_checksums_is_read_back(place: Place, folder: Path
             store.send_files(folder, "k", [f"{name}.json"])
 
 
-def test_what_is_not_installed_or_no_address_is_named(
+def test_missing_programs_and_invalid_addresses_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for address in ("rsync://me:secret@host/m", "rsync://host/m?token=y"):
@@ -165,7 +165,9 @@ def test_what_is_not_installed_or_no_address_is_named(
 
 
 @every_kind
-def test_linked_folders_are_sent_no_partials(place: Place, folder: Path, tmp_path: Path) -> None:
+def test_partials_in_linked_folders_are_not_sent(
+    place: Place, folder: Path, tmp_path: Path
+) -> None:
     (folder / ".x.1.partial").mkdir()
     (folder / ".x.1.partial" / "y").write_text("")
     assert files_below(folder) == ["a.json", "in/b c.bin", "in/e"]
@@ -177,7 +179,7 @@ def test_linked_folders_are_sent_no_partials(place: Place, folder: Path, tmp_pat
     assert place.read("results/in/linked/w") == b"weights"
 
 
-def test_what_cannot_be_listed_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlistable_folders_are_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scandir = os.scandir
 
     def failing(path: Any) -> Any:
@@ -212,7 +214,7 @@ def test_a_small_file_that_changes_within_a_second_is_sent(place: Place, folder:
 
 @rsync
 @pytest.mark.parametrize("greeting", ["seq 400", r"printf '\374'"])
-def test_a_greeting_of_the_other_side_hides_nothing(
+def test_a_greeting_of_the_remote_side_hides_nothing(
     place: Place, folder: Path, greeting: str
 ) -> None:
     shell = folder.parent / "shell"

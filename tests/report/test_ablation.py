@@ -59,7 +59,7 @@ def _built(record: AblationRecord) -> Ladder:
     return ladder
 
 
-def test_ladders_that_cannot_be_are_refused() -> None:
+def test_impossible_ladders_are_rejected() -> None:
     rungs = (bar("a", "a", 0.5), replace(bar("b", "b", 0.8), step=estimate(9.0)))
     with pytest.raises(DataError, match="steps of from_naive multiply to"):
         build_ladders(_ladder(*rungs))
@@ -67,7 +67,7 @@ def test_ladders_that_cannot_be_are_refused() -> None:
         build_ladders(make_ablation(ladders=(("naive", "gone"),)))
 
 
-def test_a_rung_that_is_the_plan_or_the_one_before_is_no_step() -> None:
+def test_a_rung_that_equals_the_plan_or_the_previous_one_is_not_a_step() -> None:
     last, none = bar("last", "", 1.0, before=0.5, **AS_PLAN), bar("none", "", 1.0, **AS_PLAN)
     ladder = _built(_ladder(bar("slow", "", 0.5), last, none))
     assert [step.factor and step.factor.value for step in ladder.steps] == [None, 2.0, None, None]
@@ -97,7 +97,7 @@ def test_a_ladder_starts_where_something_was_measured() -> None:
     assert "No rung was measured." in text and "hold no claims" in text
 
 
-def test_faster_is_beyond_doubt_and_learns_as_well() -> None:
+def test_faster_needs_certainty_and_an_equal_loss() -> None:
     assert is_faster(bar("x", "x", 1.09)) and is_faster(bar("x", "x", 1.09, is_sane=None))
     assert not is_faster(bar("x", "x", 1.03)), "its interval reaches below the bar"
     for speed, changes in ((1.09, {"is_sane": False}), (1.09, {"metric": "hours"}), (None, {})):
@@ -111,14 +111,14 @@ def test_faster_is_beyond_doubt_and_learns_as_well() -> None:
     assert "var(--orange)" not in drawing and not re.findall(r'"#[0-9a-f]{3,6}"', drawing)
 
 
-def test_the_plan_is_drawn_beside_changes_that_are_all_much_faster() -> None:
+def test_the_plan_is_drawn_even_if_all_changes_are_much_faster() -> None:
     page = render_ablation(_ladder(singles=(bar("x", "x", 4.0),)))
     places = re.findall(r'<line transform="translate\((-?[\d.]+),0\)"[^>]*var\(--rule\)', page)
     assert len(places) == 2 and min(map(float, places)) > 0
     assert page.count("1 the plan<") == 2
 
 
-def test_the_verdict_says_what_the_plan_is_worth() -> None:
+def test_the_verdict_states_the_plans_worth() -> None:
     assert judge_ablation(make_ablation()).level == "mixed"
     found = judge_ablation(_ladder(bar("a", "a", 1.5), bar("b", "b", 1.2, before=1.5)))
     assert (found.level, found.answer) == ("bad", "Slower.")
@@ -144,7 +144,7 @@ def test_without_a_price_there_are_no_dollars() -> None:
     assert "$0" not in text and "$/M tokens tokens/s" not in text
 
 
-def test_hostile_names_are_escaped_and_whole() -> None:
+def test_hostile_names_are_escaped_and_complete() -> None:
     plain = to_json(make_ablation(notes=("x",), unavailable={"a": "b"}))
     kept = {"outcome", "verdict", "metric", "of", "name", "ladders", "method"}
     page = render_ablation(
@@ -165,7 +165,7 @@ def _finding(report: Report) -> Finding:
     return found
 
 
-def test_the_report_has_the_whole_record_its_page_a_section_and_the_terminal_a_line() -> None:
+def test_the_report_has_the_full_record_its_page_a_section_and_the_terminal_a_line() -> None:
     inputs = replace(GPU.short, ablation=make_ablation())
     report = build_report(inputs, PROVENANCE)
     check_report(report, inputs)

@@ -18,7 +18,7 @@ def bill_of(inputs: ReportInputs) -> Bill:
     return bill
 
 
-def test_what_was_resumed_is_not_lost() -> None:
+def test_resumed_work_is_not_lost() -> None:
     """Of two sessions the last took 2,776 s; the clock's remaining time came from the first."""
     (lost,) = bill_of(GPU.inputs).lost
     assert (lost.attempts, lost.wall_s) == (1, 600)
@@ -41,7 +41,7 @@ def test_a_long_pause_counts_for_nothing() -> None:
         assert (machine.wall_s, machine.usd) == (wall_s, pytest.approx(2 * PRICE))
 
 
-def test_other_machines_and_cpus_hold_no_rented_card() -> None:
+def test_other_machines_and_cpus_have_no_rented_card() -> None:
     attempts = make_attempts({"fetch_source": [[(0.0, 60.0)]], "train_expert": [[(80.0, 100.0)]]})
     ((fetched,),) = attempts["fetch_source"]
     attempts["fetch_source"] = ((replace(fetched, machine="home"),),)
@@ -53,7 +53,7 @@ def test_other_machines_and_cpus_hold_no_rented_card() -> None:
     assert not build_bill(replace(CPU.inputs, attempts={}))
 
 
-def test_the_guard_knows_what_was_paid() -> None:
+def test_the_guards_ledger_is_the_price() -> None:
     """Its ledger is minutes old when the report is built; sessions of other runs do not count."""
     sessions = (
         PaidSession(start_s=START_S - 9_000, end_s=START_S - 8_000, usd_per_hour=9.0),

@@ -151,7 +151,7 @@ FAINT = """() => {
 # Each page in both sizes and both colors, without opening it four times.
 @pytest.mark.parametrize(("size", "scheme"), [("desktop", "light"), ("phone", "dark")])
 @pytest.mark.parametrize("name", PAGES)
-def test_all_can_be_read_and_nothing_sticks_out(
+def test_everything_is_legible_and_nothing_overflows(
     show: Any, name: str, size: str, scheme: str
 ) -> None:
     page = show(name, width=SIZES[size], scheme=scheme)
@@ -169,7 +169,7 @@ def _channels(color: str) -> list[int]:
     return [int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(",")]
 
 
-def test_it_prints_on_white_with_whole_charts(show: Any) -> None:
+def test_it_prints_on_white_with_complete_charts(show: Any) -> None:
     page = show("gpu", scheme="dark")
     page.emulate_media(media="print")
     assert _channels(page.evaluate(BACKGROUND)) == [255, 255, 255]

@@ -55,7 +55,7 @@ def test_peak_is_of_the_card_that_ran_at_its_precision(plan: Any, training: Any,
         assert (found.flops_per_s, found.source) == told
 
 
-def test_a_cpu_is_rated_by_what_it_was_measured_to_reach_and_paid_by_the_hour() -> None:
+def test_a_cpus_peak_is_its_measured_speed_and_its_price_is_hourly() -> None:
     speed = 86_400_000 / 2_515.5  # tokens per second
     flops_per_token = CPU.inputs.plan.flops_per_token_model
     measured = {"measured_peak_flops_per_s": 4 * speed * flops_per_token}
@@ -97,7 +97,7 @@ def test_billing_steps_and_epochs_round_up() -> None:
     assert {n_epochs: derive.n_epochs_started(n_epochs) for n_epochs in told} == told
 
 
-def test_no_price_is_put_on_the_work_of_another_card() -> None:
+def test_work_on_another_card_has_no_price() -> None:
     own = GPU.inputs.plan.gpu
     assert own is not None and not own.driver_names
     assert derive.cost_usd(GPU.change(training=OTHER)) == derive.cost_usd(GPU.inputs)

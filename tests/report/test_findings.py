@@ -143,7 +143,7 @@ def _change(report: Report, changes: Changes) -> Report:
     ("code", "changes", "expected"),
     [*((code, *case) for code, cases in LIMITS.items() for case in cases), *LOST_CASES],
 )
-def test_a_rule_speaks_beyond_its_limit(code: str, changes: Changes, expected: bool | str) -> None:
+def test_a_rule_fires_beyond_its_limit(code: str, changes: Changes, expected: bool | str) -> None:
     said = findings_by_code(_change(GPU.report, changes)).get(code)
     assert (said is not None) is bool(expected)
     if said:
@@ -178,7 +178,7 @@ def test_all_fixes_together_save_at_most_the_cost(seconds: list[float], factor: 
     assert worth <= 2.49 * sum(seconds) / 3600 * (1 + 1e-9)
 
 
-def test_what_weighs_most_comes_first() -> None:
+def test_the_most_important_comes_first() -> None:
     changes = {"time.data_wait_s": 300.0, "time.eval_s": 600.0, TOTAL: 49}
     leaked = {**changes, "evaluation.documents_shared_with_training": 3}
     codes = [finding.code for finding in list_findings(changed(GPU.report, leaked))]
@@ -227,7 +227,7 @@ def leaves(value: Any, path: str = "") -> Iterator[str]:
         yield path[1:]
 
 
-def test_a_bar_on_what_no_report_holds_is_refused_when_it_is_read() -> None:
+def test_a_bar_on_an_unknown_path_is_rejected_when_it_is_read() -> None:
     for run in (GPU, CPU):
         plain = to_plain(run.report)[0]
         del plain["acceptance"], plain["verdict"]
@@ -293,7 +293,7 @@ def test_bottleneck(changes: Changes, expected: str, confidence: str) -> None:
     assert (found.class_, found.confidence) == (expected, confidence)
 
 
-def test_a_wait_for_the_profile_takes_no_time_below_nothing() -> None:
+def test_a_wait_for_the_profile_makes_no_time_negative() -> None:
     report = changed(GPU.report, {"profile.pause_s": GPU.report.time.other_s + 100.0})
     assert min(time_shares(report).values()) >= 0
     report = changed(report, {f"time.{part}": 0.0 for part in PARTS})

@@ -88,14 +88,14 @@ def test_the_loss_decides() -> None:
 
 
 @pytest.mark.parametrize(("n", "answer"), [(5, learned.TOO_FEW), (6, "Not shown.")])
-def test_too_few_held_out_documents_are_called_that(n: int, answer: str) -> None:
+def test_too_few_held_out_documents_are_reported_as_such(n: int, answer: str) -> None:
     report = _with_metric(difference=0.1, ci95=[-0.1, 0.3], change=SAME)
     few = verdict(changed(report, {"evaluation.held_out_documents": n}))
     assert few.answer == answer
     assert few.sentence.count("It takes at least 6 to show a change") == (n < 6)
 
 
-def test_more_questions_by_hand() -> None:
+def test_the_number_of_questions_by_hand() -> None:
     """A standard error of 2 points at 100 questions; 80 % power for 1 point needs 2.8 of them."""
     change = made_up.change("loss", 0.01, half=1.959964 * 0.02, n=100, word=SAME)
     needed = 100 * (2.801585 * 0.02 / 0.01) ** 2
@@ -149,7 +149,7 @@ def _report(evaluation: EvaluationRecord) -> tuple[Report, str]:
     return report, render_page(report, inputs)
 
 
-def test_what_was_not_scored_or_is_of_one_document_has_its_reason() -> None:
+def test_missing_scores_and_single_documents_have_a_reason() -> None:
     why = "Node is not installed"
     record = made_up.not_scored(DONE, why)
     one = {"held_out_loss_ci95": None, "perplexity_ci95": None, "n_documents": 1}
@@ -193,7 +193,7 @@ def _answers(page: str) -> dict[str, str]:
     return {label: text.replace("\u00a0", " ").replace("&nbsp;", " ") for label, text in rows}
 
 
-def test_the_page_says_what_was_not_comparable() -> None:
+def test_the_page_states_what_was_not_comparable() -> None:
     # Equal differences have no interval.
     same = made_up.change(made_up.METRIC, 0.0, half=0.0, n=made_up.N)
     before = replace(DONE.before, score=DONE.after.score)
@@ -207,14 +207,14 @@ def test_the_page_says_what_was_not_comparable() -> None:
     assert said.startswith("None of the earlier questions was asked again")
 
 
-def test_the_page_tells_how_answers_were_drawn() -> None:
+def test_the_page_states_how_answers_were_sampled() -> None:
     drawn = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
     drawn = {f"evaluation.decoding.{key}": value for key, value in drawn.items()}
     page = html.unescape(render_page(changed(GPU.report, drawn), GPU.short))
     assert "temperature 0.7, top-p 0.9, top-k 40, stopped at ';\\n\\n', scored with" in page
 
 
-def test_with_a_loss_alone_nothing_else_is_shown_and_all_say_what_is_beyond_chance() -> None:
+def test_with_only_a_loss_nothing_else_is_shown_and_significance_is_stated() -> None:
     bare, page = _report(made_up.make_bare(before=6.2, after=2.11))
     shown = section(page, "evaluation")
     compare_with_golden("loss-alone.txt", lines_of(shown))

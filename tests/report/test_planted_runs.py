@@ -14,7 +14,7 @@ FINDINGS = SCRIPTS / "expertflow" / "report" / "findings"
 
 
 @pytest.mark.parametrize("planted", RUNS, ids=[planted.name for planted in RUNS])
-def test_what_is_planted_is_found_and_nothing_else(planted: Planted) -> None:
+def test_only_the_planted_problem_is_found(planted: Planted) -> None:
     inputs = planted.run.change(**planted.change)
     report = build_report(inputs, {})
     check_report(report, inputs)

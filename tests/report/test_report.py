@@ -181,7 +181,7 @@ def test_part_of_an_epoch_holds_at_most_its_rows() -> None:
         check_against_records(GPU.report, GPU.change(packing={"held_out": held_out}))
 
 
-def test_monitor_and_loop_tell_one_time() -> None:
+def test_monitor_and_loop_agree_on_the_time() -> None:
     *others, last = GPU.inputs.samples
 
     def check(seen_s: float, **monitor: Any) -> None:
@@ -232,7 +232,9 @@ def _write(folder: Path, inputs: ReportInputs) -> None:
             write_record(path, record)
 
 
-def test_inputs_survive_the_disk_and_those_of_another_expert_are_refused(tmp_path: Path) -> None:
+def test_inputs_survive_a_round_trip_and_those_of_another_expert_are_rejected(
+    tmp_path: Path,
+) -> None:
     _write(tmp_path, CPU.inputs)
     assert read_inputs(CPU.inputs.spec, tmp_path, ledger=tmp_path / "ledger.json") == CPU.inputs
     write_record(tmp_path / "export.json", replace(CPU.inputs.export, expert="expert-json"))
@@ -240,7 +242,7 @@ def test_inputs_survive_the_disk_and_those_of_another_expert_are_refused(tmp_pat
         read_inputs(CPU.inputs.spec, tmp_path, ledger=tmp_path / "ledger.json")
 
 
-def test_a_bad_line_is_named_and_a_blank_one_is_none(tmp_path: Path) -> None:
+def test_a_bad_line_is_named_and_a_blank_one_ignored(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     line = json.dumps(to_json(CPU.inputs.steps[0]))
     path.write_text(f"{line}\n\n{line}", encoding="utf-8")

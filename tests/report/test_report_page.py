@@ -34,7 +34,7 @@ PLACES = (("evaluation", "time"), ("samples", "findings"), ("timeline", "data"),
 TIMELINE = charts.timeline_charts(GPU.inputs, REFERENCE_BANDS)
 
 
-def test_pages_say_what_their_golden_texts_say() -> None:
+def test_pages_equal_their_golden_texts() -> None:
     """Every text, figure, name of a drawing and reason, in order."""
     pages = {
         "report-gpu": GPU.page,
@@ -138,7 +138,7 @@ def _rows(page: str, place: str) -> dict[str, str]:
     return {name.strip(): html.unescape(rest) for name, rest in rows}
 
 
-def test_rows_say_whether_the_band_held_and_omit_what_was_not_read() -> None:
+def test_rows_state_whether_the_band_held_and_omit_missing_readings() -> None:
     place = "training_report.hardware"
     bare = {f"{place}.throttle_s": {"thermal": 0.0}, f"{place}.machine": None}
     dear = {"plan_against_actual.4.actual": 99.0}
@@ -187,7 +187,7 @@ def page_of(**changes: Any) -> tuple[Report, str]:
     return report, render_page(report, inputs)
 
 
-def test_what_a_profile_lacks_is_said() -> None:
+def test_missing_parts_of_a_profile_are_stated() -> None:
     missing = {"trace": "it is too large", "n_trace_bytes": "it is too large",
                "neighbor_step_s": "none came before", "device_busy_fraction": "a CPU"}  # fmt: skip
     few = ("at most 2 of the 5 steps asked for",)

@@ -65,7 +65,7 @@ def _printed(report: Report, **about: Any) -> str:
     return stream.getvalue()
 
 
-def test_summary_says_what_matters() -> None:
+def test_the_summary_has_what_matters() -> None:
     text = _printed(CPU.report, width=60)
     for part in ("Yes.", "18.5 %  (before 0.0 % · nearest 9.0 %)", "not measured: no price",
                  "45 min from first job to last, train_expert 45 min", "r/x"):  # fmt: skip
@@ -80,7 +80,7 @@ def test_summary_says_what_matters() -> None:
         assert "[red]x[/red] [/nonsense]" in _printed(odd, width=200, force_terminal=is_terminal)
 
 
-def test_index_has_one_row_an_expert() -> None:
+def test_the_index_has_one_row_per_expert() -> None:
     other = changed(CPU.report, {"run.expert": "an-expert"})
     index = build_index([index_row(report) for report in (GPU.report, other)])
     first, second = index["experts"]
@@ -116,7 +116,7 @@ def _run(script: str, report: Path, monkeypatch: pytest.MonkeyPatch) -> object:
         ('{"schema_version": 1}', "older or damaged"),
     ],
 )
-def test_a_report_that_cannot_be_read_is_one_line(
+def test_an_unreadable_report_is_one_line(
     script: str, text: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "report.json"

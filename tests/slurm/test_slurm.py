@@ -50,7 +50,7 @@ def said(space: workflow_space.Workspace) -> str:
     return "\n\n".join(f"{log}:\n{log.read_text()[-3000:]}" for log in logs)
 
 
-def test_a_training_that_is_cancelled_and_preempted_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_canceled_and_preempted_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     space = workflow_space.make_workspace(tmp_path / "space")
     workflow_space.let_trainings_rest(space)
     value = workflow_space.manifest(max_steps=40, save_steps=10)

@@ -55,7 +55,7 @@ def plan(rows: Content, model: Content, scratch: object = "auto", **more: bool) 
     return plan_staging(expert="e", spec=spec, rows=rows, weights=model)
 
 
-def test_training_finds_copied_rows_and_weights_and_holds_them(
+def test_training_finds_and_locks_copied_rows_and_weights(
     tmp_path: Path, rows: Content, model: Content, scratch: Path
 ) -> None:
     record = plan(rows, model, scratch)
@@ -74,7 +74,7 @@ def test_training_finds_copied_rows_and_weights_and_holds_them(
     assert set(prune_copies(tmp_path / "results")) == kept
 
 
-def test_what_fits_into_memory_is_read_beforehand_by_training(
+def test_content_that_fits_into_memory_is_read_beforehand_by_training(
     rows: Content, model: Content, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "file_system", lambda _: "nfs")
@@ -117,7 +117,7 @@ def test_a_retry_on_another_machine_stages_again_or_reads_the_source(
         (NotStagedError("make prune removes"), "make prune removes"),
     ],
 )
-def test_a_disk_that_fails_in_the_midst_is_done_without(
+def test_a_disk_that_fails_midway_is_not_used(
     rows: Content, model: Content, scratch: Path, error: Exception, said: str,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -139,7 +139,7 @@ def test_a_disk_that_fails_in_the_midst_is_done_without(
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("gone"), TrainingError("cannot be loaded")])
-def test_lost_copies_are_told(
+def test_lost_copies_are_reported(
     rows: Content, model: Content, scratch: Path, error: Exception
 ) -> None:
     record = plan(rows, model, scratch)
@@ -168,7 +168,7 @@ def test_links_are_followed(tmp_path: Path, rows: Content, model: Content, scrat
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "tokenizer.json"])
-def test_a_link_to_what_is_gone_is_named(tmp_path: Path, model: Content, name: str) -> None:
+def test_a_dangling_link_is_named(tmp_path: Path, model: Content, name: str) -> None:
     with pytest.raises(DataError, match="no weights there"):
         read_content("weights", tmp_path / "none", "k")
     (model.source / name).unlink()
@@ -229,7 +229,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, rows: Content) -> Machine:
         *((kind, StageSpec(), f"a local disk already ({kind})") for kind in ("ext4", "xfs", "zfs")),
     ],
 )
-def test_what_needs_no_copy_is_read_in_place(
+def test_content_that_needs_no_copy_is_read_in_place(
     tmp_path: Path, rows: Content, machine: Machine, kind: str, spec: StageSpec, reason: str
 ) -> None:
     machine.file_systems[rows.source] = kind
@@ -243,7 +243,7 @@ def test_what_needs_no_copy_is_read_in_place(
     ("more", "promised", "action"),
     [(1, 0, "pre_read"), (0, 0, "read_in_place"), (2, 0, "pre_read"), (2, 1, "read_in_place")],
 )
-def test_what_fits_in_half_of_memory_is_read_ahead(
+def test_content_below_half_of_memory_is_read_ahead(
     rows: Content, machine: Machine, more: int, promised: int, action: str
 ) -> None:
     machine.free_memory_bytes = 2 * rows.n_bytes + more
@@ -255,7 +255,7 @@ def test_what_fits_in_half_of_memory_is_read_ahead(
     ("source", "target", "is_copied"),
     [(0.2e9, 0.28e9, False), (0.2e9, 0.32e9, True), (None, 1e9, True)],
 )
-def test_a_copy_has_to_be_read_faster_than_its_source(
+def test_a_copy_must_be_faster_than_its_source(
     tmp_path: Path, rows: Content, machine: Machine,
     source: float | None, target: float, is_copied: bool,
 ) -> None:  # fmt: skip
@@ -269,7 +269,7 @@ def test_a_copy_has_to_be_read_faster_than_its_source(
     assert "nfs4" in note.reason and f"{target / 1e9:.2f} GB/s" in note.reason
 
 
-def test_an_earlier_choice_stands(tmp_path: Path, rows: Content, machine: Machine) -> None:
+def test_an_earlier_choice_is_kept(tmp_path: Path, rows: Content, machine: Machine) -> None:
     scratch = disk_at(tmp_path / "job-1")
     machine.disks = {scratch: 3e9}
     _, first = choose_place(rows, StageSpec())
@@ -282,7 +282,7 @@ def test_an_earlier_choice_stands(tmp_path: Path, rows: Content, machine: Machin
     assert choose_place(rows, StageSpec(), recorded=recorded)[0] == tmp_path / "job-2"
 
 
-def test_a_directory_that_is_set_is_taken(
+def test_an_explicit_directory_is_used(
     tmp_path: Path, rows: Content, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.free_memory_bytes = 1 << 40
@@ -297,7 +297,7 @@ def test_a_directory_that_is_set_is_taken(
         choose_place(rows, StageSpec(scratch=str(tmp_path)))
 
 
-def test_memory_and_the_same_disk_are_no_places(tmp_path: Path, rows: Content) -> None:
+def test_memory_and_the_same_disk_are_not_candidates(tmp_path: Path, rows: Content) -> None:
     assert not ensure._may_hold(tmp_path, rows), "the same disk"
     assert not ensure._may_hold(tmp_path / "none", rows)
     (tmp_path / "refused").symlink_to("x" * 300)

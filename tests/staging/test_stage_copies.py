@@ -76,7 +76,7 @@ DAMAGES += [(MARKER, damage) for damage in (Path.unlink, write(""), write("{}"),
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_a_damaged_copy_is_made_again(
+def test_a_damaged_copy_is_remade(
     rows: Content, root: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
     assert is_new(rows, root)
@@ -92,7 +92,7 @@ def test_a_damaged_copy_in_use_stays(rows: Content, root: Path) -> None:
     assert reader.folder.is_dir()
 
 
-def test_a_source_that_is_not_what_its_key_says_is_never_marked(rows: Content, root: Path) -> None:
+def test_a_source_that_differs_from_its_key_is_never_marked(rows: Content, root: Path) -> None:
     flip_a_bit(rows.source / ROWS)
     with pytest.raises(DataError, match="run make repair"):
         ensure_staged(rows, root)
@@ -203,7 +203,9 @@ def test_a_kill_leaves_no_marker_without_its_files(rows: Content, tmp_path: Path
     assert marked > 0, "no kill came after the marker"
 
 
-def test_a_copy_needs_some_room(rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_needs_free_space(
+    rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = int(rows.n_bytes * 1.1) - 1
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     with pytest.raises(NotStagedError, match=r"free, .* needed for a copy of the rows; make prune"):

@@ -60,7 +60,7 @@ def plain(name: str, reason: str = "", outcome: str = "is the plan") -> VariantR
     return measured(name, outcome=outcome, reason=reason)
 
 
-def test_an_interval_is_that_of_the_logarithms_and_of_the_tables_quantiles() -> None:
+def test_an_interval_uses_logarithms_and_the_tables_quantiles() -> None:
     table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 9: 2.2622, 10: 2.2281, 49: 2.0096}
     assert {n: t_quantile(n) for n in table} == pytest.approx(table, abs=1e-4)
     # Logarithms -0.1, 0, 0.1: mean 0, deviation 0.1, half-width 4.3027 * 0.1 / sqrt(3).
@@ -137,7 +137,7 @@ def test_the_plan_against_a_slower_variant_turns_the_ratio() -> None:
     assert found.measured.least == pytest.approx(1 / 0.21)
 
 
-def test_a_claim_that_no_variant_answers_says_why() -> None:
+def test_a_claim_that_no_variant_answers_has_a_reason() -> None:
     claim = ClaimedRatio(claim="c", by="A", said="2-3x", low=2.0, high=3.0, unmeasured="one here")
     found = judge_claim(claim, {})
     assert (found.verdict, found.measured, found.reason) == ("not measurable", None, "one here")
@@ -185,7 +185,7 @@ def test_each_rung_is_worth_its_ratio_to_the_one_before(base: TrainPlan) -> None
     assert [bar.tokens_per_s for bar in record.bars] == pytest.approx([50, 50, 100])
 
 
-def test_a_rung_that_is_run_as_the_one_before_is_worth_nothing(base: TrainPlan) -> None:
+def test_a_rung_that_runs_like_the_previous_one_is_worth_nothing(base: TrainPlan) -> None:
     middle = measured("middle", 0.5, 0.6, 0.7, settings_sha256="a", reason="not compiled")
 
     def bars(settings_sha256: str) -> tuple[Bar, ...]:
@@ -211,7 +211,7 @@ def test_dollars_need_a_price(base: TrainPlan) -> None:
     assert not paid.unavailable
 
 
-def test_what_was_not_measured_keeps_its_reason(base: TrainPlan) -> None:
+def test_unmeasured_variants_keep_their_reason(base: TrainPlan) -> None:
     bar, *others = ladder(base, plain("naive", "no memory", "out of memory"), MIDDLE).bars
     assert (bar.outcome, bar.reason, bar.ratio) == ("out of memory", "no memory", None)
     assert bar.tokens_per_s is bar.peak_memory_bytes is bar.padding_fraction is None
@@ -223,7 +223,7 @@ def test_what_was_not_measured_keeps_its_reason(base: TrainPlan) -> None:
     assert "for 2 processes" in record.unavailable["usd_per_million_tokens"]
 
 
-def test_records_of_another_plan_or_none_are_refused(base: TrainPlan) -> None:
+def test_records_of_another_plan_or_none_are_rejected(base: TrainPlan) -> None:
     one, other = measured("a", 1, 1, 1), measured("b", 1, 1, 1, plan_sha256="q")
     with pytest.raises(DataError, match="'b' has no record"):
         join_ablation(spec_of(one.variant, other.variant), plan=base, model="m", records=[one])

@@ -53,7 +53,7 @@ def test_a_micro_batch_keeps_the_global_batch(base: TrainPlan, set_up: Setup) ->
 
 
 @pytest.mark.parametrize("training", [{}, {"bf16": False, "fp16": False}, {"batch_size": 4}])
-def test_what_changes_nothing_is_the_plan(set_up: Setup, training: dict[str, Any]) -> None:
+def test_a_variant_without_an_effect_is_the_plan(set_up: Setup, training: dict[str, Any]) -> None:
     with pytest.raises(variants.IsThePlanError, match="nothing would change"):
         set_up(**training)
 
@@ -69,13 +69,15 @@ def test_what_changes_nothing_is_the_plan(set_up: Setup, training: dict[str, Any
         ({"attention": "varlen"}, "CUDA"),
     ],
 )
-def test_the_impossible_is_told(set_up: Setup, training: dict[str, Any], match: str) -> None:
+def test_impossible_variants_are_reported(
+    set_up: Setup, training: dict[str, Any], match: str
+) -> None:
     with pytest.raises(variants.NotMeasurableError, match=match) as caught:
         set_up(**training)
     assert caught.value.outcome == "not measurable"
 
 
-def test_loose_rows_hold_the_same_texts(
+def test_unpacked_rows_have_the_same_texts(
     base: TrainPlan, first: variants.FirstRows, set_up: Setup
 ) -> None:
     setup = set_up(rows="unpacked")
@@ -97,7 +99,7 @@ def test_a_variants_own_batch_counts_documents(first: variants.FirstRows, set_up
     assert setup.plan.n_warmup_steps < setup.plan.n_steps
 
 
-def test_variants_that_are_run_alike_have_one_digest(base: TrainPlan, set_up: Setup) -> None:
+def test_variants_that_run_the_same_have_one_digest(base: TrainPlan, set_up: Setup) -> None:
     plain = {"optim": "adamw_8bit"}
     digests = [
         set_up(**more, **plain).settings_sha256

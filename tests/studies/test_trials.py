@@ -59,7 +59,7 @@ def run(trial: Trial, **changes: Any) -> TrialResult:
     return TrialRunner().run(replace(trial, **changes))
 
 
-def test_a_trial_counts_what_its_timed_steps_did_and_leaves_nothing(trial: Trial) -> None:
+def test_a_trial_counts_its_timed_steps_and_leaves_nothing(trial: Trial) -> None:
     result = run(trial)
     assert result.outcome == "measured" and result.problem is None
     assert result.n_timed_steps == len(result.steps_s) == 5 and len(result.losses) == 7
@@ -77,7 +77,7 @@ def test_a_trial_counts_what_its_timed_steps_did_and_leaves_nothing(trial: Trial
     assert longer.save_s is not None and longer.save_s > 0
 
 
-def test_a_trial_that_hangs_is_ended(trial: Trial) -> None:
+def test_a_trial_that_hangs_is_killed(trial: Trial) -> None:
     before = set(multiprocessing.active_children())
     result = TrialRunner(limit_s=0.1).run(replace(trial, n_timed_steps=10**6))
     assert result == TrialResult(outcome="failed", problem="no result after 0.1 s")
@@ -91,7 +91,7 @@ def answer_and_hang(_: object, answer: Any) -> None:
     threading.Event().wait()
 
 
-def test_a_trial_that_hangs_after_its_answer_is_ended(
+def test_a_trial_that_hangs_after_its_answer_is_killed(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess_runner, "_run_child", answer_and_hang)
@@ -109,7 +109,7 @@ assert torch.cuda._nvml_based_avail() and not torch.cuda.is_initialized()
 """
 
 
-def test_trials_are_forked_from_a_process_that_has_imported_torch_and_asks_no_cuda() -> None:
+def test_trials_are_forked_from_a_process_that_imported_torch_without_using_cuda() -> None:
     TrialRunner()
     process: Any = multiprocessing.get_context("forkserver").Process(target=exec, args=(WARM,))
     process.start()
@@ -117,7 +117,7 @@ def test_trials_are_forked_from_a_process_that_has_imported_torch_and_asks_no_cu
     assert process.exitcode == 0
 
 
-def test_what_cannot_be_run_is_an_error_of_one_line(trial: Trial, plan: TrainPlan) -> None:
+def test_an_impossible_trial_is_a_one_line_error(trial: Trial, plan: TrainPlan) -> None:
     with pytest.raises(TrainingError, match="varlen"):
         run(trial, plan=replace(plan, attention="varlen"))
 
@@ -281,7 +281,7 @@ def test_a_plan_that_fails_is_not_run_again(
     assert len(runs) == 1
 
 
-def test_a_signal_ends_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
+def test_a_signal_stops_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
     spec = spec_of(rows="unpacked", n_timed_steps=10**6, max_timed_s=1e6)
     scratch, output = tmp_path / "scratch", tmp_path / "v.json"
     words = [
@@ -301,7 +301,7 @@ def test_a_signal_ends_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None
     assert not scratch.exists() and not output.exists()
 
 
-def test_two_processes_are_timed_for_30_steps_and_the_plan_goes_by_it(
+def test_two_processes_are_timed_for_30_steps_and_the_plan_uses_it(
     tiny: Path, tmp_path: Path
 ) -> None:
     # Leftovers of a killed one do no harm.
@@ -333,7 +333,7 @@ def test_two_processes_are_timed_for_30_steps_and_the_plan_goes_by_it(
     assert planned.cost.predicted_usd == pytest.approx(planned.cost.predicted_hours)
 
 
-def test_a_plan_is_shortened_and_short_epochs_timed_whole(base: TrainPlan) -> None:
+def test_a_plan_is_shortened_and_short_epochs_timed_completely(base: TrainPlan) -> None:
     plan = replace(
         base, n_steps=200, n_warmup_steps=60, n_decay_steps=140, patience=2,
         load_best_model_at_end=True, save_steps=7, eval_steps=9,
@@ -384,7 +384,7 @@ def test_the_parts_of_a_short_run_add_up_to_it(base: TrainPlan) -> None:
         timed(1, steps=[])
 
 
-def test_a_calibration_on_another_card_than_planned_is_refused(
+def test_a_calibration_on_another_card_than_planned_is_rejected(
     tiny: Path, tmp_path: Path, base: TrainPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"name": "H100 SXM", "driver_names": ["NVIDIA H100 80GB HBM3"], "source": "a test"}

@@ -88,7 +88,7 @@ def test_the_best_is_found_and_every_choice_keeps_the_global_batch() -> None:
     assert sum(choice.torch_compile for choice in card.ran) == 2
 
 
-def test_what_is_predicted_not_to_fit_is_not_run() -> None:
+def test_settings_predicted_not_to_fit_are_not_run() -> None:
     card, too_large = Card(speed), with_rows(16, torch_compile=False)
     search = card.search(per_row=9 * GB)
     assert too_large not in card.ran
@@ -101,7 +101,7 @@ def test_what_is_predicted_not_to_fit_is_not_run() -> None:
     assert search.best() == with_rows(8)
 
 
-def test_a_trial_that_fails_is_a_result_and_the_search_goes_on() -> None:
+def test_a_failed_trial_is_a_result_and_the_search_continues() -> None:
     card, largest = Card(speed), with_rows(16, torch_compile=False)
     failed = TrialResult(outcome="out of memory", problem="CUDA out of memory")
     masked = replace(DEFAULT, torch_compile=False, attention="flex")
@@ -112,7 +112,7 @@ def test_a_trial_that_fails_is_a_result_and_the_search_goes_on() -> None:
     assert search.best() == with_rows(8)
 
 
-def test_dominated_rows_are_left_out_and_the_slow_are_given_up() -> None:
+def test_dominated_rows_are_skipped_and_slow_ones_abandoned() -> None:
     card = Card(speed)
     trials = card.search().trials
     rows = {n: trials[with_rows(n, torch_compile=False)] for n in (8, 2)}
@@ -124,7 +124,7 @@ def test_dominated_rows_are_left_out_and_the_slow_are_given_up() -> None:
     assert card.ran[masked.settings] == pytest.approx(0.9 * fastest, rel=1e-3)
 
 
-def test_no_trial_begins_when_the_time_is_over() -> None:
+def test_no_trial_starts_when_the_time_is_up() -> None:
     card = Card(speed)
     search = card.search(max_s=25.0)
     assert len(card.ran) == 3 and card.now_s == 30
@@ -133,7 +133,7 @@ def test_no_trial_begins_when_the_time_is_over() -> None:
     assert search.best() in card.ran
 
 
-def test_ties_go_to_the_default_and_named_settings_stay() -> None:
+def test_ties_go_to_the_default_and_manifest_settings_stay() -> None:
     assert Card(lambda c: 1000.0 + c.batch_size).search().best() == DEFAULT
 
     def but_the_default(choice: TunedSettings) -> float:
@@ -220,7 +220,7 @@ def _two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "usable_cpus", lambda: 2)
 
 
-def test_best_and_default_take_turns_at_the_end(job: Job) -> None:
+def test_best_and_default_alternate_at_the_end(job: Job) -> None:
     machine = Machine()
     made = machine.tune(job())
     assert made.best is not None and made.best.batch_size == 16
@@ -244,7 +244,7 @@ def test_without_time_for_pairs_the_default_stays(job: Job) -> None:
     assert fastest.settings.batch_size == 16
 
 
-def test_pairs_go_on_from_those_of_a_search_that_was_stopped(job: Job, tmp_path: Path) -> None:
+def test_pairs_continue_those_of_a_stopped_search(job: Job, tmp_path: Path) -> None:
     whole, after = Machine(), Machine()
     whole.tune(job(cache=tmp_path / "other"))
     with pytest.raises(KeyboardInterrupt):
@@ -254,7 +254,7 @@ def test_pairs_go_on_from_those_of_a_search_that_was_stopped(job: Job, tmp_path:
     assert made.best is not None and made.best.batch_size == 16 and made.gain_low
 
 
-def test_one_of_several_processes_is_timed_and_an_unsure_gain_is_a_tie(job: Job) -> None:
+def test_one_of_several_processes_is_timed_and_an_uncertain_gain_is_a_tie(job: Job) -> None:
     machine = Machine()
     made = machine.tune(job(plan_spec(**FREE, world_size=2, parallel="ddp")))
     assert "2 x ddp" in made.key and made.global_batch_sequences == 16
@@ -266,7 +266,7 @@ def test_one_of_several_processes_is_timed_and_an_unsure_gain_is_a_tie(job: Job)
     assert made.best == made.default and (made.gain, made.gain_low) == (1.0, None)
 
 
-def test_trials_are_taken_over_by_another_expert_of_the_kind(job: Job, tmp_path: Path) -> None:
+def test_trials_are_reused_by_another_expert_of_the_kind(job: Job, tmp_path: Path) -> None:
     made, second = Machine().tune(job()), Machine()
     again = second.tune(job(expert="another"))
     assert second.ran == [] and again.was_cached
@@ -279,7 +279,7 @@ def test_trials_are_taken_over_by_another_expert_of_the_kind(job: Job, tmp_path:
         assert not Machine().tune(other).was_cached
 
 
-def test_memory_that_ran_out_is_tried_again(job: Job, tmp_path: Path) -> None:
+def test_out_of_memory_is_tried_again(job: Job, tmp_path: Path) -> None:
     def full(trial: Trial) -> TrialResult:
         # Like a killed process, which leaves its files behind.
         trial.scratch.mkdir()
@@ -291,7 +291,7 @@ def test_memory_that_ran_out_is_tried_again(job: Job, tmp_path: Path) -> None:
     assert again.best is not None and again.best.batch_size == 16 and not again.was_cached
 
 
-def test_what_cannot_be_run_is_no_end(job: Job, tmp_path: Path) -> None:
+def test_an_impossible_trial_does_not_end_the_search(job: Job, tmp_path: Path) -> None:
     def broken(trial: Trial) -> TrialResult:
         raise TrainingError("a kernel\nis missing")
 
@@ -304,6 +304,6 @@ def test_what_cannot_be_run_is_no_end(job: Job, tmp_path: Path) -> None:
     assert told["tuned"].startswith("left out: nothing that was tried")
 
 
-def test_a_model_that_is_shared_out_is_not_tuned(job: Job) -> None:
+def test_a_sharded_model_is_not_tuned(job: Job) -> None:
     with pytest.raises(ConfigError, match="cannot hold the whole model; use ddp"):
         Machine().tune(job(plan_spec(**FREE, world_size=2, parallel="fsdp")))

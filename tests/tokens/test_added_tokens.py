@@ -66,7 +66,7 @@ def test_an_added_token_is_one_id_in_every_text(shared_data: Path, tmp_path: Pat
     ] * 2
 
 
-def test_transformers_finds_them_where_the_settings_list_added_tokens(tmp_path: Path) -> None:
+def test_transformers_finds_them_if_the_settings_list_added_tokens(tmp_path: Path) -> None:
     source = tiny_tokenizer(tmp_path / "source")
     settings = json.loads((source / "tokenizer_config.json").read_text())
     added = json.loads((source / "tokenizer.json").read_text())["added_tokens"]
@@ -80,7 +80,7 @@ def test_transformers_finds_them_where_the_settings_list_added_tokens(tmp_path: 
     assert reference(list(ADDED)).input_ids == [[n - 3], [n - 2], [n - 1]]
 
 
-def test_a_user_may_write_one_where_special_tokens_are_rejected(tmp_path: Path) -> None:
+def test_a_user_may_write_one_even_if_special_tokens_are_rejected(tmp_path: Path) -> None:
     record = prepare("builtin:tiny-qwen3", tmp_path / "made")
     assert record.layout == prepare("builtin:tiny-qwen3", tmp_path / "other", ()).layout
     assert record.layout.text_special_tokens == "reject"
@@ -90,13 +90,13 @@ def test_a_user_may_write_one_where_special_tokens_are_rejected(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("known", ["<|im_end|>", "a"])
-def test_a_known_one_is_refused(tmp_path: Path, known: str) -> None:
+def test_an_existing_token_is_rejected(tmp_path: Path, known: str) -> None:
     tiny_tokenizer(tmp_path / "source")
     with pytest.raises(ConfigError, match=r"data\.added_tokens: '.*' is in the model's tokenizer"):
         prepare(str(tmp_path / "source"), tmp_path / "made", ("<|sql|>", known))
 
 
-def test_without_any_the_files_are_copied_as_they_are(tmp_path: Path) -> None:
+def test_without_added_tokens_the_files_are_copied_unchanged(tmp_path: Path) -> None:
     source = tiny_tokenizer(tmp_path / "source")
     prepare(str(source), tmp_path / "made", ())
     for name in ("tokenizer.json", "tokenizer_config.json"):

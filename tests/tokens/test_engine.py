@@ -48,7 +48,7 @@ def engines(qwen: Path) -> list[Encoder]:
     return [choose_engine(qwen, wanted=w, sample=["a text"]) for w in ("auto", "tokenizers")]
 
 
-def test_both_engines_give_the_golden_ids(engines: list[Encoder]) -> None:
+def test_both_engines_produce_the_golden_ids(engines: list[Encoder]) -> None:
     assert [engine.name for engine in engines] == ["fastokens", "tokenizers"]
     for engine in engines:
         assert engine.encode_flat(list(GOLDEN)).tolist() == list(GOLDEN.values())
@@ -67,7 +67,7 @@ def random_texts() -> list[str]:
     return texts + ["".join(rng.choices(blanks + "a1.'" + marks, k=15)) for _ in range(3000)]
 
 
-def test_random_unicode_gives_the_same_ids(engines: list[Encoder], shared_data: Path) -> None:
+def test_random_unicode_has_the_same_ids(engines: list[Encoder], shared_data: Path) -> None:
     gpt2 = shared_data / "tokenizers" / "gpt2"
     other = choose_engine(gpt2, wanted="auto", sample=[])
     assert other.name == "fastokens", other.reason
@@ -83,7 +83,7 @@ class Wrong(FastEngine):
         return Ragged.from_lists([[7] if text == "odd" else ids for text, ids in pairs])
 
 
-def test_one_other_id_or_a_missing_package_rules_the_engine_out(
+def test_one_different_id_or_a_missing_package_rules_the_engine_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def chosen() -> tuple[str, str]:
@@ -99,7 +99,7 @@ def test_one_other_id_or_a_missing_package_rules_the_engine_out(
 
 
 @pytest.mark.parametrize("wanted", ["auto", "tokenizers"])
-def test_limits_that_were_saved_cut_and_fill_no_text(tmp_path: Path, wanted: Any) -> None:
+def test_saved_truncation_and_padding_are_ignored(tmp_path: Path, wanted: Any) -> None:
     tokenizer = train_tokenizer(["a text"] * 3, vocab_size=300)
     ids = tokenizer.encode("a text " * 9).ids
     tokenizer.enable_truncation(8)
@@ -110,7 +110,7 @@ def test_limits_that_were_saved_cut_and_fill_no_text(tmp_path: Path, wanted: Any
     assert Engine(tmp_path).encode_with_special_tokens("a text " * 9) == ids
 
 
-def test_a_tokenizer_that_it_cannot_load_is_left_to_tokenizers(tmp_path: Path) -> None:
+def test_a_tokenizer_that_fastokens_cannot_load_is_left_to_tokenizers(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models
 
     pieces = [("[unk]", 0.0), ("a", -1.0), ("b", -2.0)]

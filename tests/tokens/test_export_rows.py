@@ -46,7 +46,7 @@ def exported(source: Path, *, targets: module.Targets = "labels", padded: bool =
 @pytest.mark.parametrize(
     ("padded", "seq_lengths"), [(True, [[3, 2, 3], [1, 7], [4, 4]]), (False, SEQ_LENGTHS)]
 )
-def test_rows_hold_documents(source: Path, padded: bool, seq_lengths: list[list[int]]) -> None:
+def test_rows_contain_documents(source: Path, padded: bool, seq_lengths: list[list[int]]) -> None:
     used = [slice(sum(lengths)) for lengths in seq_lengths]
     labels = [row[part] for row, part in zip(LABELS, used, strict=True)]
     shared = {
@@ -85,7 +85,7 @@ def test_batches_are_equal(source: Path, monkeypatch: pytest.MonkeyPatch, padded
         assert [batch.num_rows for batch in pa.ipc.open_stream(stream)] == [2, 1]
 
 
-def test_what_is_no_packed_split_is_refused(source: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_packed_split_is_rejected(source: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         export_rows(tmp_path / "none", tmp_path / "out", targets="labels", padded=True)
     with pytest.raises(DataError, match=f"no {ROWS_FILE} in it"):

@@ -70,7 +70,7 @@ def pieces_of(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("packing", ["bfd", "concat", "none"])
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
-def test_the_record_tells_what_the_rows_hold(tmp_path: Path, packing: str, overflow: str) -> None:
+def test_the_record_describes_the_rows(tmp_path: Path, packing: str, overflow: str) -> None:
     record = pack(tmp_path, packing=packing, overflow=overflow)
     for split in (record.train, record.held_out):
         rows = read_rows(Path(split.path))
@@ -89,14 +89,14 @@ def test_the_record_tells_what_the_rows_hold(tmp_path: Path, packing: str, overf
 
 
 @pytest.mark.parametrize("n_copies", [1, 2])
-def test_every_piece_arrives_whole_with_its_supervision(tmp_path: Path, n_copies: int) -> None:
+def test_every_piece_is_complete_with_its_supervision(tmp_path: Path, n_copies: int) -> None:
     record = pack(tmp_path, n_copies=n_copies)
     train = [d for i, d in enumerate(documents()) if i % 7 != 0]
     wanted = [(d[a : a + 64], d[max(a, 2) : a + 64]) for d in train for a in range(0, len(d), 64)]
     assert sorted(pieces_of(read_rows(Path(record.train.path)))) == sorted(wanted * n_copies)
 
 
-def test_cut_documents_are_known_by_their_pieces(tmp_path: Path) -> None:
+def test_cut_documents_are_identified_by_their_pieces(tmp_path: Path) -> None:
     folder = Path(pack(tmp_path).held_out.path)
     held_out, pieces = documents()[::7], [ids for ids, _ in pieces_of(read_rows(folder))]
     owners = np.load(folder / DOCUMENTS_FILE).tolist()
@@ -128,13 +128,13 @@ def test_rows_read_back_from_many_batches(tmp_path: Path, monkeypatch: pytest.Mo
     ("longest", "expected"),
     [(5, 128), (128, 128), (129, 256), (1481, 1536), (2000, 2048), (9000, 2048)],
 )
-def test_auto_takes_the_shortest_length_that_holds_all(longest: int, expected: int) -> None:
+def test_auto_takes_the_shortest_length_that_fits_all(longest: int, expected: int) -> None:
     length, reason = choose_length(packing_spec(sequence_length_tokens=None), longest)
     assert length == expected
     assert ("the shortest choice that holds the longest" in reason) == (longest <= length)
 
 
-def test_the_record_says_what_other_lengths_would_do(tmp_path: Path) -> None:
+def test_the_record_describes_other_lengths(tmp_path: Path) -> None:
     record = pack(tmp_path)
     lengths = [len(d) for d in documents()]
     by_length = {c.sequence_length_tokens: c for c in record.choices}
@@ -151,7 +151,7 @@ def test_the_record_says_what_other_lengths_would_do(tmp_path: Path) -> None:
     assert (histogram.edges[0], histogram.edges[-1]) == (1, max(lengths) + 1)
 
 
-def test_few_documents_that_hold_many_tokens_are_not_cut(tmp_path: Path) -> None:
+def test_few_documents_with_many_tokens_are_not_cut(tmp_path: Path) -> None:
     short = [[i] * 100 for i in range(299)]
     shard = token_shard(tmp_path, [[1] * 5000, *short])
     held_out = {"000": [False] * 299 + [True]}
@@ -202,7 +202,7 @@ def test_documents_dropped_for_their_length_are_counted_once(tmp_path: Path, n_s
         assert pack(tmp_path, n_shards=n_shards, **changes).n_dropped_by_reason == {}
 
 
-def test_engines_are_recorded_in_their_order_and_two_are_refused(tmp_path: Path) -> None:
+def test_engines_are_recorded_in_order_and_two_are_rejected(tmp_path: Path) -> None:
     halves = {"000": documents(18)[:9], "001": documents(18)[9:]}
     first, second = (token_shard(tmp_path, part, shard=name) for name, part in halves.items())
     held_out = {"000": [True] * 9, "001": [False] * 9}
@@ -214,7 +214,7 @@ def test_engines_are_recorded_in_their_order_and_two_are_refused(tmp_path: Path)
         pack_shards(tmp_path, [first, replace(second, engine="fastokens")], held_out)
 
 
-def test_tokens_that_are_not_there_are_noticed(tmp_path: Path) -> None:
+def test_missing_tokens_are_noticed(tmp_path: Path) -> None:
     held_out = {"000": [False] * 4 + [True]}
     with pytest.raises(DataError, match="no tokens to pack"):
         pack_shards(tmp_path, [token_shard(tmp_path, [[]] * 5)], held_out)
@@ -225,7 +225,7 @@ def test_tokens_that_are_not_there_are_noticed(tmp_path: Path) -> None:
         pack_shards(tmp_path, [shard], held_out)
 
 
-def test_a_held_out_document_that_is_trained_on_is_refused(tmp_path: Path) -> None:
+def test_a_held_out_document_that_is_trained_on_is_rejected(tmp_path: Path) -> None:
     trained = [[9] * 100, [7, 8], [9] * 99 + [7], []]
     asked = {
         0: [[7] + [9] * 99, [9] * 101, [8, 7], [8], [7, 8, 7], []],
@@ -243,7 +243,7 @@ def test_a_held_out_document_that_is_trained_on_is_refused(tmp_path: Path) -> No
             pack_shards(tmp_path, shards, sides, n_copies=2)
 
 
-def test_samples_are_of_documents_that_are_trained_on(tmp_path: Path) -> None:
+def test_samples_show_documents_that_are_trained_on(tmp_path: Path) -> None:
     samples = tuple(
         (i, DecodedSample(document_id=f"s/{i}", n_tokens=1, n_supervised_tokens=1, pieces=()))
         for i in range(8)

@@ -40,7 +40,7 @@ def place_one_by_one(sizes: list[int], row_length: int) -> list[list[int]]:
 @given(st.lists(st.integers(1, 60), max_size=120), st.integers(60, 90))
 # A row whose length exceeds 16 bits.
 @example([1, 69_999, 65_000, 70_000, 5_000], 70_000)
-def test_the_histogram_gives_the_rows_of_the_definition(sizes: list[int], row_length: int) -> None:
+def test_the_histogram_yields_the_rows_of_the_definition(sizes: list[int], row_length: int) -> None:
     rows = packing.best_fit_decreasing(np.array(sizes, np.int32), row_length=row_length).tolist()
     placed = [[sizes[i] for i in row] for row in rows]
     assert all(row == sorted(row, reverse=True) for row in placed)
@@ -98,7 +98,7 @@ def test_spans_are_clipped_to_their_pieces_and_none_is_empty() -> None:
 
 
 @given(st.data())
-def test_targets_are_supervised_tokens_behind_one_of_their_document(data: st.DataObject) -> None:
+def test_targets_are_supervised_tokens_after_another_of_their_document(data: st.DataObject) -> None:
     rows, spans, expected = [], [], []
     for _ in range(data.draw(st.integers(0, 5))):
         row = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))

@@ -112,7 +112,7 @@ def mixed_bodies() -> list[Body]:
 
 @pytest.mark.parametrize("policy", ["plain", "reject", "allow"])
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_columns_give_what_each_document_gives_alone(
+def test_columns_equal_each_document_alone(
     tmp_path: Path, tokenizer: Path, engine: Engine, policy: Any, template: str
 ) -> None:
     layout = replace(chatml_layout(), chat_template=TEMPLATES[template], added_tokens=("<tool>",))
@@ -140,7 +140,7 @@ def test_samples_show_documents_with_what_is_learned(tmp_path: Path, tokenizer: 
     assert sample.n_supervised_tokens < sample.n_tokens
 
 
-def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: Engine) -> None:
+def test_the_files_contain_every_document(tmp_path: Path, tokenizer: Path, engine: Engine) -> None:
     each, n_times = mixed_bodies(), 24
     bodies = each * n_times
     shards = [
@@ -157,7 +157,7 @@ def test_the_files_hold_every_document(tmp_path: Path, tokenizer: Path, engine: 
     assert documents == expected * n_times
 
 
-def test_a_form_that_differs_is_not_believed(
+def test_a_form_that_differs_is_not_used(
     tmp_path: Path, tokenizer: Path, engine: Engine,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -175,7 +175,7 @@ def test_a_form_that_differs_is_not_believed(
     assert "applied to every document" in caplog.text
 
 
-def test_damaged_tokens_are_made_again(tmp_path: Path, tokenizer: Path) -> None:
+def test_damaged_tokens_are_remade(tmp_path: Path, tokenizer: Path) -> None:
     shard = document_shard(tmp_path, [pair("ask")] * 9)
     record = pretokenize(tmp_path, tokenizer, shard)
     whole = Path(record.path).read_bytes()
@@ -189,7 +189,7 @@ def fill(folder: Path) -> None:
     (folder / "ids").write_bytes(b"123")
 
 
-def test_a_failure_leaves_nothing_and_of_two_the_first_to_end_is_taken(tmp_path: Path) -> None:
+def test_a_failure_leaves_nothing_and_the_first_of_two_is_used(tmp_path: Path) -> None:
     def failing(folder: Path) -> None:
         fill(folder)
         raise ValueError
@@ -230,7 +230,7 @@ def ids_and_spans(document: Sequence[Segment], engine: Engine) -> tuple[list[int
     return tokens.ids[0].tolist(), tokens.spans[0].tolist()
 
 
-def test_learning_may_begin_and_end_inside_a_text(engine: Engine) -> None:
+def test_supervision_may_start_and_end_inside_a_text(engine: Engine) -> None:
     def learned(text: str, *spans: tuple[int, int]) -> list[str]:
         ids, edges = ids_and_spans([Segment(text, learned=spans)], engine)
         return [engine.decode(ids[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
@@ -244,7 +244,7 @@ def test_learning_may_begin_and_end_inside_a_text(engine: Engine) -> None:
     assert len(tokenize([], engine).ids) == 0
 
 
-def test_a_blank_before_the_first_word_is_for_the_first_word_alone(tmp_path: Path) -> None:
+def test_a_space_is_added_only_before_the_first_word(tmp_path: Path) -> None:
     # Like some families.
     words = {word: i for i, word in enumerate(["<s>", "\u2581", "a", "b", "\u2581a", "[unk]"])}
     tokenizer = Tokenizer(models.BPE(words, [("\u2581", "a")], unk_token="[unk]"))

@@ -58,7 +58,7 @@ def run(net: Any, *, training: bool) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dora", [True, False])
-def test_it_equals_pefts(dora: bool, bias: bool, dropout: float, training: bool) -> None:
+def test_it_equals_pefts_output(dora: bool, bias: bool, dropout: float, training: bool) -> None:
     theirs = adapted(dora=dora, bias=bias, dropout=dropout)
     ours = copy.deepcopy(theirs)
     use_own_forward(ours)
@@ -69,7 +69,7 @@ def test_it_equals_pefts(dora: bool, bias: bool, dropout: float, training: bool)
 
 
 @pytest.mark.parametrize("dora", [True, False])
-def test_merged_or_switched_off_it_is_pefts(dora: bool) -> None:
+def test_merged_or_disabled_it_equals_pefts(dora: bool) -> None:
     net = adapted(dora=dora, bias=True, dropout=0.1)
     use_own_forward(net)
     net.eval()
@@ -82,7 +82,7 @@ def test_merged_or_switched_off_it_is_pefts(dora: bool) -> None:
     torch.testing.assert_close(net(x), adapted_out, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_that_read_one_input_share_its_dropout() -> None:
+def test_layers_with_the_same_input_share_its_dropout() -> None:
     first, second = (adapted(dora=False, bias=False, dropout=0.5) for _ in range(2))
     for net in (first, second):
         use_own_forward(net.train())
@@ -102,7 +102,7 @@ def test_a_recomputed_layer_draws_its_dropout_again() -> None:
     torch.testing.assert_close(run(net, training=True), kept, rtol=0, atol=0)
 
 
-def test_an_input_does_not_outlive_a_pass_while_dropout_is_off() -> None:
+def test_an_input_does_not_outlive_a_pass_without_dropout() -> None:
     layer = adapted(dora=False, bias=False, dropout=0.5).base_model.model[0]
     use_own_forward(layer.train())
     layer.lora_dropout["default"].p = 0.0
@@ -144,7 +144,7 @@ def continued(adapter: Path, **changes: Any) -> LoraSpec:
     return replace(lora, init_sha256=hash_adapter(lora))
 
 
-def test_it_begins_with_the_adapters_weights_and_goes_on(adapter: Path, tmp_path: Path) -> None:
+def test_it_starts_with_the_adapters_weights_and_continues(adapter: Path, tmp_path: Path) -> None:
     saved = load_file(adapter / FILES[1])
     inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter), n_steps=20)
     base = json.loads((adapter / FILES[0]).read_text())["base_model_name_or_path"]
@@ -161,7 +161,7 @@ def test_it_begins_with_the_adapters_weights_and_goes_on(adapter: Path, tmp_path
     assert again.loss_first < fresh.loss_first - 0.1
 
 
-def test_its_content_decides_the_weights_and_not_its_place(adapter: Path, tmp_path: Path) -> None:
+def test_its_content_decides_the_weights_not_its_location(adapter: Path, tmp_path: Path) -> None:
     inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter))
     packing = read_record(PackingRecord, tmp_path / "run" / "packing.json")
 
@@ -189,14 +189,14 @@ def edit(adapter: Path, **changes: Any) -> None:
         ({"use_dora": True}, "has use_dora False, and the settings have True"),
     ],
 )
-def test_other_settings_are_refused_before_a_run(
+def test_other_settings_are_rejected_before_a_run(
     adapter: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         continued(adapter, **changes)
 
 
-def test_what_is_no_lora_adapter_in_safetensors_is_refused(adapter: Path) -> None:
+def test_only_lora_adapters_in_safetensors_are_accepted(adapter: Path) -> None:
     edit(adapter, init_lora_weights="pissa_niter_4")
     with pytest.raises(ConfigError, match="began with pissa_niter_4, which changes the base too"):
         continued(adapter)
@@ -216,7 +216,7 @@ def test_what_is_no_lora_adapter_in_safetensors_is_refused(adapter: Path) -> Non
         ({"modules_to_save": ()}, r"lm_head\.weight, and training.lora makes none"),
     ],
 )
-def test_other_layers_are_refused_before_the_first_step(
+def test_other_layers_are_rejected_before_the_first_step(
     adapter: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     edit(adapter, base_model_name_or_path="tiny")
@@ -225,7 +225,7 @@ def test_other_layers_are_refused_before_the_first_step(
         tiny_run.train(inputs)
 
 
-def test_another_base_or_a_changed_adapter_is_refused(adapter: Path, tmp_path: Path) -> None:
+def test_another_base_or_a_changed_adapter_is_rejected(adapter: Path, tmp_path: Path) -> None:
     edit(adapter, base_model_name_or_path="Qwen/Qwen3-0.6B")
     inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter))
     message = "is an adapter of Qwen/Qwen3-0.6B, and the model is tiny"

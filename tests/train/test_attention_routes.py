@@ -145,7 +145,7 @@ def test_a_packed_batch_passes_the_check_and_trains_like_its_documents(
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
-def test_a_family_that_would_train_as_another_model_is_refused(config: Any, message: str) -> None:
+def test_a_family_that_would_train_as_another_model_is_rejected(config: Any, message: str) -> None:
     with pytest.raises(TrainingError, match=message) as caught:
         check_model(PackedLoss(made(config, "packed")))
     assert "\n" not in str(caught.value)
@@ -196,7 +196,7 @@ def newest(
 
 @pytest.mark.parametrize("scaling", [None, 0.2])
 @pytest.mark.parametrize("window", [None, 5, 32])
-def test_a_call_a_document_attends_within_it(window: int | None, scaling: float | None) -> None:
+def test_one_call_per_document_attends_within_it(window: int | None, scaling: float | None) -> None:
     out, _ = attention.attention_forward(
         MODULE, *heads(), None, scaling=scaling, sliding_window=window, document_bounds=BOUNDS
     )
@@ -204,7 +204,9 @@ def test_a_call_a_document_attends_within_it(window: int | None, scaling: float 
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_repeated_heads_attend_alike(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+def test_repeated_heads_attend_the_same(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
     grouped: list[bool] = []
     usual = attention.scaled_dot_product_attention
 
@@ -224,7 +226,7 @@ def test_repeated_heads_attend_alike(monkeypatch: pytest.MonkeyPatch, window: in
 @pytest.mark.parametrize("scaling", [None, 0.2])
 @pytest.mark.parametrize("window", [None, 5, 32])
 @pytest.mark.parametrize("grouped", [True, False], ids=["grouped", "torch 2.11"])
-def test_every_release_of_the_kernel_is_asked_rightly(
+def test_every_release_of_the_kernel_is_called_correctly(
     monkeypatch: pytest.MonkeyPatch, grouped: bool, window: int | None, scaling: float | None
 ) -> None:
     monkeypatch.setattr(attention, "KERNEL", newest)
@@ -247,7 +249,7 @@ def test_every_release_of_the_kernel_is_asked_rightly(
         ({"cu_seq_lens_q": BOUNDS, "dropout": 0.1}, "wants attention dropout 0.1"),
     ],
 )
-def test_what_cannot_be_honored_is_refused(options: dict[str, Any], message: str) -> None:
+def test_unsupported_features_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainingError, match=message) as caught:
         attention.attention_forward(
             MODULE, *heads(), None, **{"document_bounds": BOUNDS, **options}
@@ -264,7 +266,7 @@ def model(name: str = attention.NAME, dtype: torch.dtype = torch.float32) -> Any
     ("name", "message"),
     [("varlen", "training.attention varlen: the variable-length"), ("flex", "no backward pass")],
 )
-def test_a_route_that_cannot_run_here_is_refused(name: str, message: str) -> None:
+def test_a_route_that_cannot_run_here_is_rejected(name: str, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         attention.describe_route(name, device=CPU, dtype=torch.bfloat16)
 
@@ -288,7 +290,7 @@ def test_the_kernel_runs_in_half_from_ampere_on(
     assert said.startswith("variable-length kernel") == (hindrance is None)
 
 
-def test_flash_3_is_used_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flash_3_is_used_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     capability = [(8, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability[0])
@@ -308,7 +310,9 @@ def test_flash_3_is_used_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> N
     assert "does not know it" in attention.activate_flash_3(CUDA)
 
 
-def test_kernels_get_one_dtype_in_autocast(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_get_one_dtype_under_autocast(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Qwen3's norms produce fp32 queries with bf16 values; the kernel rejects a mixture."""
     seen: list[set[torch.dtype]] = []
 
@@ -350,7 +354,7 @@ def test_nothing_is_changed_by_the_check() -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_leaking_documents_are_refused(monkeypatch: pytest.MonkeyPatch, autocast: bool) -> None:
+def test_leaking_documents_are_rejected(monkeypatch: pytest.MonkeyPatch, autocast: bool) -> None:
     def whole_rows(batch: Any, device: torch.device) -> torch.Tensor:
         n_rows, length = batch.input_ids_BL.shape
         return torch.arange(n_rows + 1, dtype=torch.int32) * length
@@ -363,7 +367,7 @@ def test_leaking_documents_are_refused(monkeypatch: pytest.MonkeyPatch, autocast
             check_model(loss)
 
 
-def test_a_model_that_sees_the_future_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_sees_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     sdpa = torch.nn.functional.scaled_dot_product_attention
 
     def not_causal(*tensors: Any, **options: Any) -> Any:
@@ -376,7 +380,7 @@ def test_a_model_that_sees_the_future_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("weight", "dtype"), [(float("nan"), "float32"), (1e6, "float16")])
-def test_states_that_are_no_numbers_are_refused(weight: float, dtype: str) -> None:
+def test_non_finite_states_are_rejected(weight: float, dtype: str) -> None:
     """Large activations that overflow fp16 are not a fault of attention."""
     net = made(FAMILIES["llama"], "packed")
     with torch.no_grad():
@@ -386,7 +390,7 @@ def test_states_that_are_no_numbers_are_refused(weight: float, dtype: str) -> No
         check_model(PackedLoss(net))
 
 
-def test_an_adapter_on_the_head_is_refused() -> None:
+def test_an_adapter_on_the_head_is_rejected() -> None:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=2, target_modules=["lm_head"], task_type="CAUSAL_LM")

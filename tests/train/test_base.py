@@ -114,7 +114,7 @@ CONFIG = {
         (json.dumps({"model_type": ["llama"]}), "no key 'num_attention_heads'"),
     ],
 )
-def test_a_config_that_is_none_is_told(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_config_is_reported(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(TrainingError, match=said):
         read_facts(tmp_path)
@@ -125,7 +125,7 @@ def tensor(shape: list[int], start: int, end: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", sorted(KNOWN_TYPES | TIED))
-def test_a_config_that_does_not_tell_of_its_head_is_read_as_by_transformers(family: str) -> None:
+def test_a_config_without_tied_embeddings_is_read_like_transformers(family: str) -> None:
     assert CONFIG_MAPPING[family]().tie_word_embeddings == (family in TIED)
 
 
@@ -139,7 +139,7 @@ def test_a_config_that_does_not_tell_of_its_head_is_read_as_by_transformers(fami
         {"a": {**tensor([4], 0, 16), "dtype": "X"}},
     ],
 )  # fmt: skip
-def test_weights_whose_header_lies_are_told(tmp_path: Path, header: Any) -> None:
+def test_weights_with_a_wrong_header_are_reported(tmp_path: Path, header: Any) -> None:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
@@ -147,7 +147,9 @@ def test_weights_whose_header_lies_are_told(tmp_path: Path, header: Any) -> None
         count_parameters([file], tied=False)
 
 
-def test_a_model_that_changes_while_it_is_read_is_told(tiny: TrainInputs, tmp_path: Path) -> None:
+def test_a_model_that_changes_while_it_is_read_is_reported(
+    tiny: TrainInputs, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny.model.path, folder)
     model = replace(tiny.model, path=str(folder), weights_sha256=hash_weights(folder))
@@ -162,7 +164,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
         read_facts(tmp_path)
 
 
-def test_a_tokenizers_record_does_not_tell_where_it_came_from(tmp_path: Path) -> None:
+def test_a_tokenizers_record_does_not_contain_its_origin(tmp_path: Path) -> None:
     """So other weights with the same tokenizer change no tokens."""
     own, records = tmp_path / "tokenizer", []
     for folder in (tiny_tokenizer(tmp_path / "a"), tiny_tokenizer(tmp_path / "b")):
@@ -184,7 +186,9 @@ def test_a_tokenizers_record_does_not_tell_where_it_came_from(tmp_path: Path) ->
         ("tokenizer_config.json", b'{"a', "tokenizer_config.json: damaged ("),
     ],
 )
-def test_a_bad_tokenizer_is_told(tmp_path: Path, name: str, text: bytes | None, said: str) -> None:
+def test_a_bad_tokenizer_is_reported(
+    tmp_path: Path, name: str, text: bytes | None, said: str
+) -> None:
     file = tiny_tokenizer(tmp_path / "mine") / name
     file.unlink()
     if text is not None:
@@ -194,7 +198,7 @@ def test_a_bad_tokenizer_is_told(tmp_path: Path, name: str, text: bytes | None, 
     assert said in str(refused.value) and str(tmp_path / "mine") in str(refused.value)
 
 
-def test_a_tokenizer_that_changed_is_refused(tmp_path: Path) -> None:
+def test_a_changed_tokenizer_is_rejected(tmp_path: Path) -> None:
     prepare("builtin:tiny-qwen3", tmp_path)
     model = tmp_path / "model"
     tokenizer = prepare_tokenizer(tokenizer_spec(str(model)), [], tmp_path / "own")
@@ -263,7 +267,7 @@ def test_trained_weights_are_in_fp32_and_layers_checkpointed(tiny: TrainInputs) 
     assert [layer.gradient_checkpointing for layer in layers] == [True, True]
 
 
-def test_quantized_or_absent_weights_are_refused(tiny: TrainInputs, tmp_path: Path) -> None:
+def test_quantized_or_absent_weights_are_rejected(tiny: TrainInputs, tmp_path: Path) -> None:
     config = json.loads((Path(tiny.model.path) / "config.json").read_text())
     quantized = {**config, "quantization_config": {"quant_method": "gptq", "bits": 4}}
     for value, match in (

@@ -59,7 +59,7 @@ def content(batch: Batch) -> list[Any]:
 
 
 @given(seed=st.integers(0, 10**6), n_rows=st.integers(1, 6))
-def test_a_batch_is_what_its_rows_say(seed: int, n_rows: int) -> None:
+def test_a_batch_matches_its_rows(seed: int, n_rows: int) -> None:
     rows = made_up_rows(8, LENGTH, seed=seed)
     chosen = np.random.default_rng(seed).permutation(8)[:n_rows]
     batch = Collator(rows).batch(chosen)
@@ -77,7 +77,7 @@ def test_a_batch_is_what_its_rows_say(seed: int, n_rows: int) -> None:
 
 
 @given(seed=st.integers(0, 10**6), n_documents=st.sampled_from([1, 4, LENGTH]))
-def test_batches_made_together_are_those_made_alone(seed: int, n_documents: int) -> None:
+def test_batches_made_together_equal_those_made_alone(seed: int, n_documents: int) -> None:
     rows = made_up_rows(9, LENGTH, seed=seed, n_documents=n_documents)
     collator, buffers = Collator(rows), Buffers(3, LENGTH, n_batches=4)
     order = np.random.default_rng(seed).permutation(9)
@@ -87,7 +87,7 @@ def test_batches_made_together_are_those_made_alone(seed: int, n_documents: int)
         assert [content(batch) for batch in collator.batches(chosen, memory)] == alone
 
 
-def test_batches_of_as_many_rows_may_have_as_many_bounds() -> None:
+def test_batches_with_the_same_number_of_rows_have_as_many_bounds() -> None:
     lengths = [[24], [9, 9], [1, 2, 3], [12, 11]]
     rows = PackedRows.from_lists(np.zeros((4, LENGTH), np.int32), lengths, [[]] * 4)
     collator = Collator(rows, evens_bounds=True)
@@ -114,7 +114,7 @@ def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:
     assert batch.n_target_tokens == 8 + 2
 
 
-def test_memory_that_a_card_reads_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_read_by_a_card_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mock counts as pinning, as there is no card here."""
     batch = Collator(made_up_rows(2, LENGTH)).batch(np.array([0, 1]))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)
@@ -375,7 +375,7 @@ def test_a_step_reads_the_rows_of_its_order(folder: Path) -> None:
     assert next(batches, None) is None
 
 
-def test_what_the_model_cannot_be_given_is_an_empty_row(folder: Path) -> None:
+def test_a_document_the_model_cannot_read_is_an_empty_row(folder: Path) -> None:
     special = ("ask 1", "<|im_end|>", "<|im_start|>", "<|endoftext|>")
     layout = replace(chatml_layout(), special_tokens=special, text_special_tokens="reject")
     rows = DocumentRows(

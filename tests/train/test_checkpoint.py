@@ -68,7 +68,7 @@ def test_resumed_bit_by_bit(tmp_path: Path, method: str, optim: str, dtype: torc
     assert weights_sha256(other) == weights_sha256(net)
 
 
-def test_a_snapshot_does_not_change_while_training_goes_on(tmp_path: Path) -> None:
+def test_a_snapshot_does_not_change_while_training_continues(tmp_path: Path) -> None:
     net, optimizer = trained(PLAN)
     points = [1.0]
     taken = snapshot(net, optimizer, step=3, points=points)
@@ -80,12 +80,14 @@ def test_a_snapshot_does_not_change_while_training_goes_on(tmp_path: Path) -> No
     assert checkpoint_files.read_progress(second)["points"] == [1.0]
 
 
-def test_there_is_nothing_in_a_checkpoint_that_could_run(tmp_path: Path) -> None:
+def test_a_checkpoint_contains_no_code(tmp_path: Path) -> None:
     files = {path.name for path in saved(tmp_path).iterdir()}
     assert files == {"weights.safetensors", "optimizer.safetensors", "progress.json"}
 
 
-def test_all_is_flushed_around_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_flushed_around_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also the log of steps, which could not be rewritten."""
     (tmp_path / "steps.jsonl").write_text("{}\n")
     flushed: list[tuple[str, bool]] = []
@@ -103,7 +105,7 @@ def test_all_is_flushed_around_the_rename(tmp_path: Path, monkeypatch: pytest.Mo
     }  # fmt: skip
 
 
-def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     saved(tmp_path / "other")
     assert checkpoint_files.best_checkpoint(tmp_path / "other") is None
     assert checkpoint_files.newest_checkpoint(tmp_path / "elsewhere") is None
@@ -113,7 +115,7 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert checkpoint_files.best_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
 
 
-def test_the_clock_goes_on_from_where_it_was_last_seen(tmp_path: Path) -> None:
+def test_the_clock_continues_from_where_it_was_last_seen(tmp_path: Path) -> None:
     assert checkpoint_files.last_seen_s(tmp_path) == 0.0
     for step, wall_s in ((1, 7.5), (2, 8.5), (3, 3.5)):
         saved(tmp_path, step, clock={"wall": wall_s})
@@ -124,7 +126,7 @@ def test_the_clock_goes_on_from_where_it_was_last_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, PROGRESS])
 @pytest.mark.parametrize("n_bytes", [-1, None])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, n_bytes: int | None
 ) -> None:
     good, bad = saved(tmp_path, 1), saved(tmp_path, 2)
@@ -144,7 +146,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
 @pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER])
 @pytest.mark.parametrize("loss", [None, 1.0])
-def test_what_a_power_cut_left_is_removed(
+def test_leftovers_of_a_power_failure_are_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str,
     loss: float | None,
 ) -> None:  # fmt: skip
@@ -171,7 +173,7 @@ def test_what_a_power_cut_left_is_removed(
     assert left == {tmp_path / "profile", tmp_path / "checkpoints", good}
 
 
-def test_the_state_of_another_model_or_optimizer_is_refused(tmp_path: Path) -> None:
+def test_the_state_of_another_model_or_optimizer_is_rejected(tmp_path: Path) -> None:
     path = saved(tmp_path)
     for changes, match in (
         ({"method": "lora"}, "remove the state"),
@@ -183,7 +185,7 @@ def test_the_state_of_another_model_or_optimizer_is_refused(tmp_path: Path) -> N
 
 
 @EIGHT_BIT
-def test_the_state_of_8_bit_adamw_is_no_other_one_s(tmp_path: Path) -> None:
+def test_the_state_of_8_bit_adamw_is_not_anothers(tmp_path: Path) -> None:
     path, net = saved(tmp_path), tiny_net()
     with pytest.raises(TrainingError, match="AdamW8bit"):
         restored(path, net, make_optimizer(net, train_plan(optim="adamw_8bit")))
@@ -203,7 +205,7 @@ def test_more_processes_draw_new_numbers(tmp_path: Path, caplog: pytest.LogCaptu
     assert "saved by 1 processes on cpu and resumed by 2 on cpu" in caplog.text
 
 
-def test_a_group_of_one_saves_what_a_process_alone_does(tmp_path: Path) -> None:
+def test_a_group_of_one_saves_like_a_single_process(tmp_path: Path) -> None:
     alone, drawn = saved(tmp_path / "alone"), torch.rand(4)
     place = f"file://{tmp_path}/group"
     dist.init_process_group("gloo", init_method=place, rank=0, world_size=1)
@@ -216,7 +218,7 @@ def test_a_group_of_one_saves_what_a_process_alone_does(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(4), drawn)
 
 
-def test_small_copies_from_a_card_are_pinned_and_its_numbers_kept(
+def test_small_copies_from_a_card_are_pinned_and_its_random_state_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Uses mocks, as there is no card here."""
@@ -239,7 +241,7 @@ def test_small_copies_from_a_card_are_pinned_and_its_numbers_kept(
     assert given == [(state, cuda)]
 
 
-def test_the_scaler_comes_back(tmp_path: Path) -> None:
+def test_the_scaler_is_restored(tmp_path: Path) -> None:
     net, optimizer = trained(PLAN)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(torch.zeros(()))
@@ -264,7 +266,9 @@ def second_of_two(step: int, own: int) -> Any:
     return SimpleNamespace(world_size=2, rank=1, of_all=of_all)
 
 
-def test_all_go_on_from_what_the_first_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_resume_from_the_first_processs_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, alone = saved(tmp_path, 3), SimpleNamespace(world_size=1)
     for own in (path, None):
         assert checkpoint.agree_on(own, tmp_path, alone) == own  # type: ignore[arg-type]
@@ -299,7 +303,7 @@ def test_a_saver_has_written_when_it_is_left(tmp_path: Path) -> None:
         saver.submit(taken(2))
 
 
-def test_a_full_disk_stops_the_trainer_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_trainer_and_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=1)
     saver.submit(taken(1))
     saver.wait()

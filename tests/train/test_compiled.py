@@ -94,13 +94,13 @@ def test_the_loop_over_documents_is_compiled_for_no_length(rows: PackedRows, cou
     assert "; break: Skip calling `torch.compiler.disable()`d" in compiled.describe_compilation()
 
 
-def test_checkpointed_layers_that_loop_are_left_alone(rows: PackedRows) -> None:
+def test_checkpointed_layers_that_loop_are_not_compiled(rows: PackedRows) -> None:
     net = made(FAMILIES["llama"], "packed", checkpointing=True)
     assert "layers not compiled" in str(compile_layers(net, dtype=FP32))
     assert all(module._compiled_call_impl is None for module in net.modules())
 
 
-def test_a_model_without_known_layers_or_a_compiler_is_refused(
+def test_a_model_without_known_layers_or_a_compiler_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     net = made(FAMILIES["qwen3"], "packed")
@@ -112,7 +112,7 @@ def test_a_model_without_known_layers_or_a_compiler_is_refused(
         compile_layers(made(FAMILIES["qwen3"], "packed"), dtype=FP32)
 
 
-def test_a_card_without_buildable_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_without_buildable_kernels_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mocks what only a card has: the error is triton's, which is not installed here."""
 
     def without_headers(_: Any) -> Any:
@@ -127,7 +127,7 @@ def test_a_card_without_buildable_kernels_is_refused(monkeypatch: pytest.MonkeyP
     compiled._try_a_kernel(torch.device("cpu"))
 
 
-def test_a_mask_of_dropout_does_not_depend_on_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropout_mask_does_not_depend_on_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks only the code for a card, as if its kernel had one dimension."""
     from torch._inductor.codegen.triton import TritonOverrides
 
@@ -141,7 +141,7 @@ def test_a_mask_of_dropout_does_not_depend_on_its_kernel(monkeypatch: pytest.Mon
 
 @pytest.mark.extra("bitsandbytes")
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
-def test_four_bit_layers_under_lora_compile_whole(
+def test_four_bit_layers_under_lora_compile_completely(
     rows: PackedRows, kernel: None, counted: Any, tmp_path: Path, checkpointing: bool
 ) -> None:
     tiny_qwen3(vocab_size=97, hidden_size=64).save_pretrained(tmp_path)

@@ -71,7 +71,7 @@ def test_it_equals_torch(n_targets: int, scale: float, frozen: bool, smoothing: 
 )
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("scale", "cap"), [(0.125, None), (1.0, 4.0), (0.5, 3.0)])
-def test_scale_cap_and_bias_are_those_of_autograd(
+def test_scale_cap_and_bias_match_autograd(
     scale: float, cap: float | None, smoothing: float, kernel: loss_module.Kernel
 ) -> None:
     found = []
@@ -103,7 +103,7 @@ def test_what_is_compiled_computes_the_same() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_autocast_halves_products_and_no_sums(frozen: bool, smoothing: float) -> None:
+def test_autocast_affects_products_and_not_sums(frozen: bool, smoothing: float) -> None:
     hidden, head, labels, n = case(700, frozen=frozen)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = loss_module.sum_loss(
@@ -136,7 +136,7 @@ def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype
 @pytest.mark.parametrize(
     ("frozen", "enabled", "n_products"), [(True, True, 2), (True, False, 1), (False, False, 1)]
 )
-def test_nothing_unwanted_is_computed(frozen: bool, enabled: bool, n_products: int) -> None:
+def test_nothing_unneeded_is_computed(frozen: bool, enabled: bool, n_products: int) -> None:
     hidden, head, labels, n = case(100, frozen=frozen)
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(enabled):
         loss_module.sum_loss(hidden, Head(head), labels, n_targets=n)

@@ -26,7 +26,7 @@ def small(folder: Path, **changes: Any) -> TrainInputs:
     return made(folder, **{"lora": lora, "n_steps": 12, "save_steps": 4, **changes})
 
 
-def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
+def test_advice_states_batch_prediction_and_change(plan: TrainPlan) -> None:
     said = describe_shortage(replace(plan, predicted_peak_bytes=3 << 30), CPU)
     assert said == (
         "out of memory at micro-batch 4 (predicted 3.0 GiB, unknown free); set training.batch_size"
@@ -52,7 +52,9 @@ def test_advice_names_batch_prediction_and_change(plan: TrainPlan) -> None:
         ("CUDA error: device-side assert triggered", RuntimeError, "device-side"),
     ],
 )
-def test_others_run_short(plan: TrainPlan, said: str, error: type[Exception], match: str) -> None:
+def test_others_run_out_of_memory(
+    plan: TrainPlan, said: str, error: type[Exception], match: str
+) -> None:
     with pytest.raises(error, match=match), memory.memory_advice(plan, CPU):
         raise RuntimeError(said)
 
@@ -71,7 +73,9 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, *, most_rows: int, from_cal
 
 
 @pytest.mark.parametrize("from_call", [1, 7])
-def test_less_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_call: int) -> None:
+def test_smaller_micro_batches_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_call: int
+) -> None:
     """Micro-batches chosen by the plan (8 on a CPU) shrink until they fit; losses stay the same."""
     auto: dict[str, Any] = {"batch_size": None, "gradient_accumulation_steps": 1}
     straight = train(small(tmp_path / "a", **auto))
@@ -99,7 +103,7 @@ def test_less_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_cal
     ],
     ids=["a batch that was asked for is not changed", "it is given up in the end"],
 )
-def test_no_less_is_tried(
+def test_no_smaller_micro_batch_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int | None, most_rows: int,
     match: str, n_retries: int,
 ) -> None:  # fmt: skip
@@ -110,7 +114,9 @@ def test_no_less_is_tried(
     assert len(memory.read_retries(inputs.state)) == n_retries
 
 
-def test_processes_that_run_short_together_count_once(plan: TrainPlan, tmp_path: Path) -> None:
+def test_processes_that_run_out_of_memory_together_count_once(
+    plan: TrainPlan, tmp_path: Path
+) -> None:
     several = replace(plan, world_size=4, may_halve_micro_batch=True)
     for _ in range(4):
         with pytest.raises(TransientError, match="run again"):

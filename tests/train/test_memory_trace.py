@@ -76,7 +76,7 @@ def test_layers_are_extended_exactly(method: str, checkpoint: bool) -> None:
     assert extended == (model, gradients, max(phases.values()))
 
 
-def test_weights_are_counted_as_they_are_held(tmp_path: Path) -> None:
+def test_weights_are_counted_as_stored(tmp_path: Path) -> None:
     lora = traced(tmp_path).lines[0]
     n_adapter = 5 * 4 * (64 + 128 + 64 + 64)
     n_base = sum(
@@ -109,7 +109,7 @@ def test_an_older_card_keeps_ungrouped_heads() -> None:
     assert by_document > by_kernel
 
 
-def test_what_cannot_be_traced_says_why(tmp_path: Path) -> None:
+def test_an_untraceable_step_has_a_reason(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "of-tomorrow"}))
     made = traced(tmp_path, None)
     assert made.lines == () and "of-tomorrow" in (made.unavailable_reason or "")

@@ -42,14 +42,14 @@ def card(monkeypatch: pytest.MonkeyPatch, name: str = "H100 SXM", *, bf16: bool 
     ))  # fmt: skip
 
 
-def test_a_card_without_bf16_is_refused(plan: TrainPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_without_bf16_is_rejected(plan: TrainPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     card(monkeypatch, "Tesla T4", bf16=False)
     with pytest.raises(HardwareError, match=r"Tesla T4 has none; .* hardware=auto"):
         module._check_gpu(replace(plan, precision="bf16"), H100)
     assert module._check_gpu(replace(plan, precision="fp16"), H100) == "Tesla T4"
 
 
-def test_a_card_in_use_is_refused(
+def test_a_card_in_use_is_rejected(
     plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card(monkeypatch)
@@ -64,7 +64,7 @@ def test_a_card_in_use_is_refused(
         run_preflight(replace(wanted, batch_size=1), tmp_path / "state")
 
 
-def test_memory_of_dying_processes_is_waited_for(
+def test_a_run_waits_for_memory_of_dying_processes(
     plan: TrainPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
@@ -92,7 +92,7 @@ def test_memory_of_dying_processes_is_waited_for(
     ],
     ids=["no room for checkpoints", "no card", "an old package"],
 )  # fmt: skip
-def test_a_machine_that_cannot_do_it_is_refused(
+def test_an_unsuitable_machine_is_rejected(
     plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, value: Any,
     gpu: GpuFacts | None, match: str,
 ) -> None:  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_cpu_is_measured_with_the_threads_of_the_run(plan: TrainPlan, tmp_path
     assert torch.get_num_threads() == before
 
 
-def test_a_card_that_torch_cannot_use_is_told_with_versions(
+def test_a_card_that_torch_cannot_use_is_reported_with_versions(
     plan: TrainPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Gpus(devices=cast(Any, ("a card",)), driver="470.82")
@@ -141,7 +141,7 @@ def test_the_allocator_grows_unless_the_user_set_it(
         ("bf16", replace(LORA, use_dora=True), None),
     ],
 )  # fmt: skip
-def test_shards_are_gathered_in_the_type_of_products(
+def test_shards_are_gathered_in_the_dtype_of_products(
     plan: TrainPlan, monkeypatch: pytest.MonkeyPatch, precision: Any, lora: Any, dtype: Any
 ) -> None:
     policies = []
@@ -191,7 +191,7 @@ def test_without_slurm_all_processes_are_started_here() -> None:
     ]  # fmt: skip
 
 
-def test_two_nodes_are_given_half_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_get_half_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = '[ "$*" = "--noheader --jobs=7 --format=%D" ] && echo 2'
     command = launched_in_a_job(tmp_path, monkeypatch, answer)
     assert command[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
@@ -209,7 +209,7 @@ def test_two_nodes_are_given_half_each(tmp_path: Path, monkeypatch: pytest.Monke
           for answer in ("exit 1", "echo", "echo many")),
     ],
 )  # fmt: skip
-def test_processes_that_cannot_be_shared_out_are_refused(
+def test_processes_that_cannot_be_distributed_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, match: str
 ) -> None:
     with pytest.raises(TrainingError, match=match):
@@ -267,13 +267,13 @@ def changes(*arguments: str) -> dict[str, Any]:
         (["--seed=-1", "--batch-size", "4"], "--seed -1: must be at least 0"),
     ],
 )
-def test_a_value_that_no_manifest_may_have_is_refused(arguments: list[str], message: str) -> None:
+def test_a_value_that_no_manifest_may_have_is_rejected(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         changes(*arguments)
     assert str(caught.value) == message
 
 
-def test_values_that_a_manifest_may_have_are_given_on() -> None:
+def test_values_that_a_manifest_may_have_are_passed_on() -> None:
     wanted = {
         "batch_size": 4, "learning_rate": 3e-6, "lora_targets": ("q_proj", "v_proj"),
         "max_loss": 9.0, "patience": 2, "bf16": True, "torch_compile": False,

@@ -85,7 +85,7 @@ def test_they_have_the_profile_of_the_first(both: Trained) -> None:
     assert "communication" in {kind.kind for kind in sum_by_kind(profile)}
 
 
-def test_they_publish_each_checkpoint_whole(both: Trained) -> None:
+def test_they_publish_each_checkpoint_completely(both: Trained) -> None:
     folder, record = both
     assert [candidate["step"] for candidate in record["candidates"]] == [4, 8, 12, 16]
     (state,) = (folder / "state").iterdir()
@@ -102,7 +102,7 @@ def test_they_publish_each_checkpoint_whole(both: Trained) -> None:
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_head_trained_beside_an_adapter_is_saved_whole(
+def test_a_head_trained_with_an_adapter_is_saved_completely(
     trainers: Trainers, tmp_path: Path
 ) -> None:
     lora = replace(LORA, modules_to_save=("embed_tokens", "lm_head"), dropout=0.0)
@@ -121,7 +121,7 @@ def test_a_head_trained_beside_an_adapter_is_saved_whole(
 
 
 @pytest.mark.parametrize(("first", "second"), [(FSDP, ALONE), (ALONE, FSDP)])
-def test_what_some_saved_others_resume(
+def test_another_number_of_processes_can_resume(
     trainers: Trainers, alone: Trained, tmp_path: Path, first: Settings, second: Settings
 ) -> None:
     """Sharded states are saved unsharded, so sessions may differ in the number of processes."""
@@ -186,7 +186,7 @@ def tell_launcher(folder: Path) -> None:
     assert not (folder / "training.json").exists()
 
 
-def test_a_wrong_number_of_processes_is_refused(trainers: Trainers, tmp_path: Path) -> None:
+def test_a_wrong_number_of_processes_is_rejected(trainers: Trainers, tmp_path: Path) -> None:
     """A launcher that silently starts one process must not train something else."""
     run = made(tmp_path / "run", world_size=2)
     assert trainers.train(run, n_processes=1)["code"] == 1

@@ -100,7 +100,7 @@ def no_memory(*_: Any, **__: Any) -> None:
         ("write_trace", no_memory, "the profiler failed: host memory ran out"),
     ],
 )
-def test_a_profiler_that_fails_is_said_and_stops_nothing(
+def test_a_failing_profiler_is_reported_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, reason: str
 ) -> None:
     monkeypatch.setattr(f"expertflow.train.profiler.{name}", value)
@@ -108,7 +108,7 @@ def test_a_profiler_that_fails_is_said_and_stops_nothing(
     assert record.n_steps == 0 and record.reason is not None and reason in record.reason
 
 
-def test_steps_stay_clear_of_what_else_is_due(plan: TrainPlan) -> None:
+def test_profiled_steps_avoid_saves_and_evaluations(plan: TrainPlan) -> None:
     plan = replace(plan, n_steps=200, profile_steps=5, eval_steps=100)
     window = profiler.choose_window(replace(plan, save_steps=13), 0)
     assert window is not None
@@ -119,7 +119,7 @@ def test_steps_stay_clear_of_what_else_is_due(plan: TrainPlan) -> None:
     assert profiler.choose_window(plan, 199) is None
 
 
-def test_watched_steps_are_not_among_those_timed_on_the_device(tmp_path: Path) -> None:
+def test_profiled_steps_are_not_timed_on_the_device(tmp_path: Path) -> None:
     outcome = train(made(tmp_path / "run", n_steps=13, profile_steps=12))
     record = profile_of(tmp_path / "run" / "state")
     assert (record.first_step, record.n_steps, outcome.sampled_steps) == (2, 12, None)
@@ -128,7 +128,7 @@ def test_watched_steps_are_not_among_those_timed_on_the_device(tmp_path: Path) -
     assert "too few steps" in short.unavailable["sampled_steps"]
 
 
-def test_what_is_cut_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, bound in (("MAX_MICRO_BATCHES", 1), ("N_KERNELS", 3), ("MAX_TRACE_BYTES", 1000)):
         monkeypatch.setattr(profiler, name, bound)
     record = watched_run(tmp_path / "run", profile_steps=4)
@@ -143,7 +143,7 @@ def test_what_is_cut_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("error", [Interrupted, ValueError, MemoryError])
-def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
+def test_a_run_interrupted_during_its_steps_is_profiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """Except when memory ran out, which profiling may have caused."""
@@ -177,7 +177,7 @@ def test_a_run_that_is_broken_off_amid_its_steps_is_watched_anew(
     assert profile_of(inputs.state) == first
 
 
-def test_a_run_that_was_killed_amid_its_steps_is_not_watched_again(tmp_path: Path) -> None:
+def test_a_run_killed_during_its_steps_is_not_profiled_again(tmp_path: Path) -> None:
     """Out of memory, it would be killed each time."""
     inputs = made(tmp_path / "run", n_steps=8, profile_steps=4)
     begun = KernelProfile(n_wanted_steps=4, device="cpu", reason=profiler.BEGUN)
@@ -186,7 +186,7 @@ def test_a_run_that_was_killed_amid_its_steps_is_not_watched_again(tmp_path: Pat
     assert profile_of(inputs.state) == begun
 
 
-def test_a_lost_profile_spoils_nothing_else(tmp_path: Path, watched: Watched) -> None:
+def test_a_lost_profile_affects_nothing_else(tmp_path: Path, watched: Watched) -> None:
     shutil.copytree(watched[0] / profiler.PROFILE, tmp_path / "state" / profiler.PROFILE)
     state = tmp_path / "state" / profiler.PROFILE
 

@@ -72,7 +72,7 @@ def stopped_and_resumed(
     return record
 
 
-def test_a_killed_run_goes_on(trainers: Trainers, straight: OfMethod, tmp_path: Path) -> None:
+def test_a_killed_run_resumes(trainers: Trainers, straight: OfMethod, tmp_path: Path) -> None:
     # The checkpoint of step 5 is on disk before the one of step 10 is taken.
     fault = ("exit:optimizer", 11, KILL)
     record = stopped_and_resumed(trainers, straight("lora"), tmp_path, fault)
@@ -92,7 +92,7 @@ def test_a_process_that_left_no_checkpoint_counts(tmp_path: Path) -> None:
     assert summary.time.other_s > 9
 
 
-def test_what_decides_no_weight_finds_the_same_state(tiny: TrainInputs) -> None:
+def test_settings_that_decide_no_weight_find_the_same_state(tiny: TrainInputs) -> None:
     packing = read_record(PackingRecord, tiny.state.parent / "packing.json")
 
     def name(**changes: Any) -> str:
@@ -103,7 +103,7 @@ def test_what_decides_no_weight_finds_the_same_state(tiny: TrainInputs) -> None:
     assert name(learning_rate=1e-5) != name()
 
 
-def test_progress_that_another_setting_leaves_unused_is_told(
+def test_progress_unused_because_of_another_setting_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     inputs = tiny_run.made(tmp_path, n_steps=2, save_steps=2)
@@ -122,7 +122,7 @@ def test_progress_that_another_setting_leaves_unused_is_told(
     assert len(caplog.messages) == 2
 
 
-def test_a_session_without_steps_has_the_peaks_of_those_before(
+def test_a_session_without_steps_has_the_peaks_of_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = tiny_run.train(tiny_run.made(tmp_path, n_steps=2, save_steps=2))
@@ -273,7 +273,7 @@ def actions(preflight: Path, scratch: Path) -> set[str]:
     disk.file_system(Path(tempfile.gettempdir())) in disk.IN_MEMORY,
     reason="temporary files lie in memory here, and are trained from in place",
 )
-def test_copies_give_the_same_model_and_one_lost_in_the_midst_is_copied_again(
+def test_copies_yield_the_same_model_and_one_lost_midway_is_copied_again(
     straight: OfMethod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch, save = made_with_copies(tmp_path), step_hooks.save_checkpoint

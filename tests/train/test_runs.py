@@ -77,7 +77,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
     assert [step["step"] for step in steps(inputs)] == [1, 2, 3, 4, 5]
 
 
-def test_a_model_that_fails_untrained_is_not_told_of_the_learning_rate(
+def test_a_model_that_fails_untrained_is_not_blamed_on_the_learning_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = made(tmp_path, n_steps=4)
@@ -86,7 +86,7 @@ def test_a_model_that_fails_untrained_is_not_told_of_the_learning_rate(
         train(inputs)
 
 
-def test_timed_steps_tell_where_their_time_went(tmp_path: Path) -> None:
+def test_timed_steps_show_where_their_time_went(tmp_path: Path) -> None:
     inputs = made(tmp_path, n_steps=40)
     outcome = train(inputs)
     timed = [step for step in steps(inputs) if step["forward_s"] is not None]
@@ -100,7 +100,7 @@ def test_timed_steps_tell_where_their_time_went(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("scale", "diverged"), [(0.5, True), (1024.0, False)])
-def test_steps_skipped_for_ever_end_the_run(tmp_path: Path, scale: float, diverged: bool) -> None:
+def test_endlessly_skipped_steps_end_the_run(tmp_path: Path, scale: float, diverged: bool) -> None:
     line = dict.fromkeys(
         ("epoch", "learning_rate", "n_tokens", "n_target_tokens", "step_s", "data_wait_s",
          "elapsed_s"), 1,
@@ -138,7 +138,7 @@ def _time_and_age() -> tuple[float, float]:
     return time.monotonic(), process_age_s()
 
 
-def test_the_age_of_a_process_is_known_to_a_hundredth() -> None:
+def test_the_age_of_a_process_is_accurate_to_a_hundredth() -> None:
     earliest, tick_s = time.monotonic(), 0.011
     with multiprocessing.get_context("fork").Pool(1) as pool:
         latest = time.monotonic()
@@ -179,7 +179,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_each_kept_checkpoint_is_a_model_of_its_own(tmp_path: Path, lora: Any) -> None:
+def test_each_kept_checkpoint_is_a_separate_model(tmp_path: Path, lora: Any) -> None:
     inputs = made(tmp_path, lora=lora, n_steps=16, eval_steps=5)
     outcome = train(inputs)
     state = inputs.state
@@ -224,7 +224,7 @@ def assert_published(state: Path, step: int) -> None:
     assert_equal(held(state / "final", state), saved(state, step))
 
 
-def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path) -> None:
+def test_a_damaged_best_checkpoint_is_not_reported_as_published(tmp_path: Path) -> None:
     inputs = made(tmp_path, **BY_HEART)
     with assembled(inputs, keep=60) as run:
         loop.train(run)
@@ -238,7 +238,7 @@ def test_a_damaged_best_checkpoint_is_not_passed_off_as_published(tmp_path: Path
     assert_published(inputs.state, outcome.published_step)
 
 
-def test_a_spoilt_checkpoint_is_no_candidate(
+def test_a_damaged_checkpoint_is_not_a_candidate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A power failure in an earlier session leaves files of the right size, full of zeros."""
@@ -264,7 +264,7 @@ DAMAGES: list[tuple[str, bytes | None, str]] = [
 ]
 
 
-def test_a_damaged_outcome_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_outcome_has_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     inputs = made(tmp_path, n_steps=2)
     summary, state = train(inputs), inputs.state
     for name in LOGS:
@@ -295,7 +295,7 @@ def train_with(folder: Path, wandb: MagicMock, monkeypatch: pytest.MonkeyPatch) 
     job.train_expert(inputs, start_processes(inputs.plan, tracker_directory=str(inputs.state)))
 
 
-def test_wandb_gets_the_settings_and_what_the_log_says(
+def test_wandb_gets_the_settings_and_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wandb = MagicMock()

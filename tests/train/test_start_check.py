@@ -110,9 +110,7 @@ def test_a_sound_route_passes_and_nothing_is_changed(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("n_before", [0, 1])
-def test_memory_that_is_short_in_another_process_is_short_in_all(
-    batch: Batch, n_before: int
-) -> None:
+def test_out_of_memory_in_another_process_counts_for_all(batch: Batch, n_before: int) -> None:
     """Otherwise they would wait for its vote. The plain pass votes first, then the fast one."""
     packed, route = made_loss()
     planned, votes = dict(route.used), list[bool]()
@@ -138,7 +136,7 @@ def test_memory_that_is_short_in_another_process_is_short_in_all(
         ("loss.kernel", scaled, "loss", "chunked", "has 2.000 times the norm"),
     ],
 )  # fmt: skip
-def test_the_faulty_part_gives_way(
+def test_the_faulty_part_is_replaced(
     monkeypatch: pytest.MonkeyPatch, batch: Batch, place: str | None, fault: Any, part: str,
     used: str, reason: str,
 ) -> None:  # fmt: skip
@@ -154,7 +152,7 @@ def test_the_faulty_part_gives_way(
     assert check(packed, route, batch) == {}
 
 
-def test_two_faults_are_told_apart(monkeypatch: pytest.MonkeyPatch, batch: Batch) -> None:
+def test_two_faults_are_distinguished(monkeypatch: pytest.MonkeyPatch, batch: Batch) -> None:
     monkeypatch.setattr(attention, "KERNEL", not_causal)
     packed, route = made_loss(backend=lose_gradient)
     assert set(check(packed, route, batch)) == {"attention", "compilation"}
@@ -179,7 +177,7 @@ def test_a_checked_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.fallbacks == () and found.weights_sha256 == unchecked.weights_sha256
 
 
-def test_a_run_records_what_gave_way_and_resumes_on_the_same_route(
+def test_a_run_records_fallbacks_and_resumes_on_the_same_route(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "CHECKED_DEVICES", ("cpu",))
@@ -206,7 +204,7 @@ def test_a_run_records_what_gave_way_and_resumes_on_the_same_route(
 
 
 @pytest.mark.parametrize("backend", ["eager", fail], ids=["sound", "failing"])
-def test_layers_that_do_not_compile_run_as_they_are(
+def test_layers_that_do_not_compile_run_uncompiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any
 ) -> None:
     plain = run_tiny(tmp_path / "plain", torch_compile=False)

@@ -34,7 +34,7 @@ def held(state: Path, signed: str) -> IO[str]:
     return stream
 
 
-def test_one_on_this_machine_is_waited_for(
+def test_a_trainer_on_this_machine_is_awaited(
     tmp_path: Path, naps: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[float, str]] = []
@@ -61,7 +61,7 @@ def test_one_on_this_machine_is_waited_for(
         ("cut sh", "process unknown on an unknown machine"),
     ],
 )
-def test_others_are_refused(tmp_path: Path, naps: list[float], signed: str, place: str) -> None:
+def test_others_are_rejected(tmp_path: Path, naps: list[float], signed: str, place: str) -> None:
     refused = pytest.raises(TrainingError, match=f"{place}.*; stop it, and run again")
     with held(tmp_path, signed), refused as caught, lock_state(tmp_path):
         raise AssertionError("it is held")
@@ -83,7 +83,7 @@ def prunable(root: Path) -> list[Path]:
     return prunable_states(root / "results", root / "state")
 
 
-def test_published_running_and_resumable_states_stay(tmp_path: Path) -> None:
+def test_published_running_and_resumable_states_are_kept(tmp_path: Path) -> None:
     state(tmp_path, "published", finished=True, age=50)
     old = state(tmp_path, "old", finished=True, age=40)
     abandoned = state(tmp_path, "abandoned", finished=False, age=30)
@@ -97,7 +97,7 @@ def test_published_running_and_resumable_states_stay(tmp_path: Path) -> None:
         assert set(prunable(tmp_path)) == {old, abandoned}
 
 
-def test_the_last_model_stays_when_a_retraining_failed(tmp_path: Path) -> None:
+def test_the_last_model_is_kept_if_a_retraining_failed(tmp_path: Path) -> None:
     older = {state(tmp_path, f"of-{age}", finished=True, age=age) for age in (40, 50)}
     state(tmp_path, "last", finished=True, age=30)
     state(tmp_path, "failed", finished=False, age=10)

@@ -29,7 +29,7 @@ from expertflow.train.processes import release_gloo_threads
 EIGHT_BIT = pytest.param("adamw_8bit", marks=pytest.mark.extra("bitsandbytes"))
 
 
-def test_another_shape_or_name_is_refused_before_anything_is_copied() -> None:
+def test_another_shape_or_name_is_rejected_before_anything_is_copied() -> None:
     net = tiny_net()
     before = weights.weights_sha256(net)
     state = {name: tensor + 1 for name, tensor in weights.trainable_state(net).items()}
@@ -53,7 +53,7 @@ def test_the_hash_is_of_names_and_bits() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_not_finite_is_named(value: float, dtype: torch.dtype) -> None:
+def test_non_finite_weights_are_named(value: float, dtype: torch.dtype) -> None:
     net = tiny_net(dtype=dtype)
     with torch.no_grad():
         net.up.weight.fill_(torch.finfo(dtype).max)
@@ -88,7 +88,7 @@ def lose_a_share(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_nan_in_the_share_of_one_of_two_processes_is_seen_by_both(
+def test_a_nan_in_the_shard_of_one_of_two_processes_is_seen_by_both(
     trainers: Trainers, tmp_path: Path
 ) -> None:
     trainers.call(lose_a_share, tmp_path)
@@ -101,7 +101,7 @@ def names_by_decay(net: torch.nn.Module) -> dict[float, set[str]]:
     return {g["weight_decay"]: {names[id(p)] for p in g["params"]} for g in optimizer.param_groups}
 
 
-def test_vectors_get_no_weight_decay_and_no_decay_steps_no_decay() -> None:
+def test_vectors_get_no_weight_decay_and_zero_decay_steps_no_schedule() -> None:
     assert names_by_decay(tiny_net()) == {
         0.3: {"embed.weight", "up.weight"},
         0.0: {"up.bias", "norm.weight", "norm.bias"},
@@ -133,7 +133,7 @@ def test_the_settings_reach_the_optimizer(optim: str, pure_bf16: bool) -> None:
         assert sum(t.nbytes for t in moments) == state_bytes(plan) * n_parameters
 
 
-def test_8_bit_adamw_says_what_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_8_bit_adamw_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     own = OPTIMIZERS["adamw_8bit"]
     assert (own.package, own.is_shardable) == ("bitsandbytes", False)
     for pure_bf16 in (False, True):

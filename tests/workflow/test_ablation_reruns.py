@@ -74,13 +74,13 @@ def test_each_edit_reruns_what_it_should(space: Workspace) -> None:
     assert jobs(space) == {"ablate_expert"}
 
 
-def test_one_variant_may_be_asked_for(space: Workspace) -> None:
+def test_one_variant_can_be_requested(space: Workspace) -> None:
     (space.root / "results/tiny/ablation/loose.json").unlink()
     assert jobs(space, "results/tiny/ablation/loose.json") == {"loose"}
     assert "did you mean 'loose'" in space.refused("-n", "results/tiny/ablation/lose.json")
 
 
-def test_texts_are_read_by_those_that_tokenize_them_alone(space: Workspace) -> None:
+def test_only_variants_that_tokenize_read_texts(space: Workspace) -> None:
     staged = {"name": "staged", "label": "Staged", "metric": "read_speed"}
     write(space, "more", {"variants": [{**LOOSE, "rows": "on_the_fly"}, staged]})
     said = space.run("-n", "--logger-expertflow-snakemake", RECORD)
@@ -91,7 +91,7 @@ def test_texts_are_read_by_those_that_tokenize_them_alone(space: Workspace) -> N
     assert "staging.json" in by_name["staged"] and "keep.arrow" not in by_name["staged"]
 
 
-def test_the_record_holds_the_ladder_and_the_claim(space: Workspace) -> None:
+def test_the_record_contains_the_ladder_and_the_claim(space: Workspace) -> None:
     record = space.record("ablation.json")
     bars = {bar["name"]: bar for bar in record["bars"]}
     assert record["ladders"] == [["naive", "end"]] and list(bars) == ["naive", "end", "loose"]

@@ -75,7 +75,7 @@ def test_they_are_tokenized_trained_exported_and_loaded_elsewhere(grown: Workspa
     assert grown.planned() == set()
 
 
-def test_a_bundle_carries_rows_that_are_nowhere_else(grown: Workspace, tmp_path: Path) -> None:
+def test_a_bundle_carries_rows_that_exist_nowhere_else(grown: Workspace, tmp_path: Path) -> None:
     cheap = grown.copy(tmp_path / "cheap")
     bundle = make_bundle(cheap)
     box = make_box(tmp_path / "box", cheap)

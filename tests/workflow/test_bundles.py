@@ -43,7 +43,7 @@ def box(cheap: Workspace, tmp_path: Path) -> Box:
     return box
 
 
-def test_a_bundle_holds_no_more_than_the_box_reads_wherever_it_is_made(
+def test_a_bundle_contains_only_what_the_box_reads_wherever_it_is_made(
     finished: Workspace, cheap: Workspace, tmp_path: Path
 ) -> None:
     other = finished.copy(tmp_path / "a longer path" / "space")
@@ -81,7 +81,7 @@ def test_damaged_results_are_not_packed(
         (results / file).write_bytes(content)
 
 
-def test_other_settings_there_run_again_what_reads_them(box: Box) -> None:
+def test_other_settings_there_rerun_the_rules_that_read_them(box: Box) -> None:
     override = "experts={tiny: {training: {learning_rate: 3e-6}}}"
     assert box.planned("--config", override) == TRAIN
     box.write_manifest("tiny", manifest(learning_rate=2e-3))
@@ -93,7 +93,7 @@ def test_other_settings_there_run_again_what_reads_them(box: Box) -> None:
     assert box.planned() == {"pretokenize_shard"} | PACK
 
 
-def test_settings_of_the_bundle_win_over_the_box(cheap: Workspace, empty: Box) -> None:
+def test_settings_of_the_bundle_override_the_boxs(cheap: Workspace, empty: Box) -> None:
     empty.write_manifest("tiny", manifest(learning_rate=5e-3))
     config = empty.root / "config" / "config.yaml"
     config.write_text(config.read_text() + "training: {learning_rate: 0.5}\n")
@@ -103,7 +103,7 @@ def test_settings_of_the_bundle_win_over_the_box(cheap: Workspace, empty: Box) -
     assert "note: tiny: goes by the manifest of its bundle" in told
 
 
-def test_another_preset_and_other_raw_data_are_refused(cheap: Workspace, box: Box) -> None:
+def test_another_preset_and_other_raw_data_are_rejected(cheap: Workspace, box: Box) -> None:
     box.write_manifest("tiny", {**manifest(), "demo": {"description": "d"}})
     refused = box.refused("-n", REPORT, "--config", "preset=demo")
     assert "is an opened bundle of the full preset" in refused
@@ -117,7 +117,7 @@ def test_another_preset_and_other_raw_data_are_refused(cheap: Workspace, box: Bo
     assert box.planned() == GPU_WORK
 
 
-def test_other_code_is_refused_and_named_or_runs_again(cheap: Workspace, empty: Box) -> None:
+def test_other_code_is_rejected_and_named_or_runs_again(cheap: Workspace, empty: Box) -> None:
     empty.edit(
         "workflow/scripts/expertflow/tokens/pack.py", "default_rng(spec.", "default_rng(1 + spec."
     )
@@ -129,7 +129,7 @@ def test_other_code_is_refused_and_named_or_runs_again(cheap: Workspace, empty: 
     assert empty.planned() == {"pretokenize_shard"} | PACK
 
 
-def test_results_that_are_there_stay_unless_told(cheap: Workspace, box: Box) -> None:
+def test_existing_results_stay_by_default(cheap: Workspace, box: Box) -> None:
     bundle = cheap.root / BUNDLE
     before = sha256_file(box.root / "results/tiny/.bundle/opened.json")
     box.open(bundle)

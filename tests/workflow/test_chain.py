@@ -14,7 +14,7 @@ from expertflow.chain import CHAIN, STAGES
 DRAWN = re.compile(r"^[ |]*(\w+(?: / \w+)?)( \*|)  +(\S.*)$", re.MULTILINE)
 
 
-def test_a_stage_stands_after_all_that_it_reads() -> None:
+def test_a_stage_comes_after_its_inputs() -> None:
     seen: set[str] = set()
     for stage in CHAIN:
         assert set(stage.reads.split()) <= seen, stage.name

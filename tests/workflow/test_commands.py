@@ -202,7 +202,7 @@ def flags(script: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_programs_know_what_the_page_tells_them(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_support_the_options_on_a_page(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for command in commands(page):
         words = plain(command).split("…")[0].split()
@@ -223,7 +223,7 @@ def test_programs_know_what_the_page_tells_them(page: str, monkeypatch: pytest.M
             assert parse_options(words[2:], None).command[0] == "snakemake"
 
 
-def test_every_script_is_run_by_a_test_and_what_is_not_run_is_still_written() -> None:
+def test_every_script_is_run_by_a_test_and_skipped_commands_are_still_on_a_page() -> None:
     written = [plain(command) for page in PAGES for command in commands(page)]
     for pattern in NOT_RUN:
         assert any(re.fullmatch(pattern, command) for command in written), pattern

@@ -50,13 +50,13 @@ def resolved(root: Any, node: Any) -> Any:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[path.name for path in PAGES])
-def test_every_setting_and_figure_that_a_page_names_exists(page: Path) -> None:
+def test_every_setting_and_figure_on_a_page_exists(page: Path) -> None:
     for key in KEY.findall(page.read_text(encoding="utf-8")):
         known = any(has(schema(name), key) for name in ("expert", "report"))
         assert known or key.endswith(".json"), key
 
 
-def test_every_flag_that_replaces_one_is_the_trainers() -> None:
+def test_every_replacement_flag_is_the_trainers() -> None:
     page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
     section = page.split("Flags keep their names", 1)[1].partition("\n\n")[0]
     new = re.findall(r"is `(--[a-z0-9-]+)`|`--\w+` `(--[a-z0-9-]+)`", section)
@@ -85,7 +85,7 @@ def test_the_index_lists_every_document() -> None:
     assert pages == set(re.findall(r"\((\w+\.md)\)", index))
 
 
-def test_the_experts_of_the_table_are_those_of_the_configuration() -> None:
+def test_the_tables_experts_are_those_of_the_configuration() -> None:
     table = README.split("| expert | what it learns", 1)[1].split("\n\n", 1)[0]
     named = set(re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.MULTILINE))
     assert named == SHIPPED
@@ -98,7 +98,7 @@ def example_commands(path: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("path", EXAMPLES.values(), ids=list(EXAMPLES))
-def test_an_example_names_what_exists_and_says_that_it_was_not_run(path: Path) -> None:
+def test_an_example_refers_to_existing_files_and_says_that_it_was_not_run(path: Path) -> None:
     commands = example_commands(path)
     scripts = [word for words in commands for word in words if word.endswith(".py")]
     assert len(scripts) == 2 and all((ROOT / script).is_file() for script in scripts)
@@ -112,7 +112,7 @@ def test_an_example_names_what_exists_and_says_that_it_was_not_run(path: Path) -
     assert settings.push == settings.sync_to == "s3://bucket"
 
 
-def test_secrets_are_named_and_never_written() -> None:
+def test_secrets_are_referenced_and_never_written() -> None:
     by_sky = yaml.safe_load(EXAMPLES["skypilot.yaml"].read_text(encoding="utf-8"))["secrets"]
     assert by_sky and set(by_sky.values()) == {None}
     by_dstack = yaml.safe_load(EXAMPLES["dstack.yml"].read_text(encoding="utf-8"))["env"]
@@ -134,7 +134,7 @@ def settings_shown() -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(("page", "value"), settings_shown())
-def test_the_schema_allows_the_settings_that_a_page_shows(page: str, value: Any) -> None:
+def test_the_schema_allows_the_settings_on_a_page(page: str, value: Any) -> None:
     schemas = [schema(name) for name in ("expert", "ablation", "config")]
     whole = next(one for one in schemas if value.keys() <= one["properties"].keys())
     for key, shown in value.items():
@@ -149,13 +149,13 @@ SHELL = [ROOT / ".ci" / "run", *ROOT.glob("profiles/*/*.sh")]
 
 
 @pytest.mark.parametrize("path", SHELL, ids=lambda path: path.name)
-def test_a_shell_script_is_one(path: Path) -> None:
+def test_a_shell_script_is_valid(path: Path) -> None:
     shell = "bash" if "bash" in path.read_text(encoding="utf-8").partition("\n")[0] else "sh"
     done = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_container_file_has_instructions_and_copies_what_is_there() -> None:
+def test_the_container_file_has_valid_instructions_and_copies_existing_files() -> None:
     text = (ROOT / "envs" / "Containerfile").read_text(encoding="utf-8")
     for line in text.replace("\\\n", " ").splitlines():
         word, _, rest = line.partition(" ")

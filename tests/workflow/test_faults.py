@@ -91,7 +91,7 @@ def test_a_fault_is_one_line(place: Path, fault: Fault) -> None:
     assert made <= {".sources.lock.json.fingerprint"}
 
 
-def test_a_setting_that_is_there_twice_is_one_line(place: Path) -> None:
+def test_a_duplicate_setting_is_one_line(place: Path) -> None:
     path = place / "config" / "twice.yaml"
     path.write_text("experts: {mine: {}}\ntraining: {seed: 1}\ntraining: {lr: 1}\n")
     arguments = ["-n", "results/mine/report.json", "--configfile", str(path)]
@@ -99,7 +99,7 @@ def test_a_setting_that_is_there_twice_is_one_line(place: Path) -> None:
     assert "twice.yaml:3: key 'training' is there twice; remove one" in line
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("")
     with pytest.raises(ConfigError, match="results: is no folder; correct its permissions"):
         check_writable(tmp_path / "results" / "mine")
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         ("config/experts/tiny.yaml", "tiny.yaml: cannot be read (Permission denied); correct"),
     ],
 )
-def test_what_somebody_else_owns_is_one_line(fresh: Workspace, place: str, line: str) -> None:
+def test_another_users_file_is_one_line(fresh: Workspace, place: str, line: str) -> None:
     """Even root is denied without the capability to read everything."""
     (fresh.root / place).chmod(0)
     as_somebody = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
@@ -131,7 +131,7 @@ def fresh(tmp_path: Path) -> Workspace:
     return make_workspace(tmp_path / "space")
 
 
-def test_a_source_that_cannot_be_used(fresh: Workspace) -> None:
+def test_an_unusable_source(fresh: Workspace) -> None:
     rejected = "source sums: 5 of 5 records rejected: missing_field 5; first: data/sums.jsonl"
     for text, said in (
         ("", "data/sums.jsonl is empty"),
@@ -149,7 +149,7 @@ def test_a_source_that_cannot_be_used(fresh: Workspace) -> None:
     assert len(rejects.read_text().splitlines()) == 5
 
 
-def test_what_cannot_be_downloaded(fresh: Workspace) -> None:
+def test_a_failed_download(fresh: Workspace) -> None:
     value = {**manifest(), "model": "nobody/nothing"}
     value["sources"][0] |= {"name": "h", "kind": "hub", "id": "nobody/nothing"}
     del value["sources"][0]["path"]
@@ -161,7 +161,7 @@ def test_what_cannot_be_downloaded(fresh: Workspace) -> None:
     assert "error: source h: data set nobody/nothing" in line
 
 
-def test_auto_is_the_cpu_where_there_is_no_card(finished: Workspace, tmp_path: Path) -> None:
+def test_auto_is_the_cpu_without_a_card(finished: Workspace, tmp_path: Path) -> None:
     space = finished.copy(tmp_path / "copy")
     arguments = ("results/tiny/plan.json", "--config", "hardware=auto")
     space.run(*arguments, CUDA_VISIBLE_DEVICES="")
@@ -170,7 +170,7 @@ def test_auto_is_the_cpu_where_there_is_no_card(finished: Workspace, tmp_path: P
     assert space.record("plan.json")["hardware"] == "H100 SXM"
 
 
-def test_what_must_not_run_is_refused_before_any_job(fresh: Workspace) -> None:
+def test_forbidden_runs_are_rejected_before_any_job(fresh: Workspace) -> None:
     unknown = fresh.refused("results/tinny/report.json")
     assert "no manifest for expert 'tinny'" in unknown and "did you mean 'tiny'?" in unknown
     kept = fresh.refused(REPORT, "--keep-incomplete")

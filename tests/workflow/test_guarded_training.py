@@ -42,7 +42,7 @@ def end(process: "subprocess.Popen[str]", *, code: int) -> str:
     return out
 
 
-def test_a_budget_costs_no_weights(finished: Workspace, tmp_path: Path) -> None:
+def test_a_budget_does_not_change_the_weights(finished: Workspace, tmp_path: Path) -> None:
     first = finished.copy(tmp_path / "first")
     let_trainings_rest(first)
     first.write_manifest("tiny", manifest(max_steps=N_STEPS, save_steps=20))

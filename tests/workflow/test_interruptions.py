@@ -80,7 +80,7 @@ def test_only_snakemake_is_killed(space: Workspace, expected: str) -> None:
     assert record["n_sessions"] == 1
 
 
-def test_the_whole_group_is_stopped_again_and_again(space: Workspace, expected: str) -> None:
+def test_the_entire_group_is_stopped_repeatedly(space: Workspace, expected: str) -> None:
     starting = Run(space)
     starting.until((space.root / "results/tiny/logs/train_expert.log").exists)
     starting.send("group", signal.SIGINT)
@@ -96,7 +96,7 @@ def test_the_whole_group_is_stopped_again_and_again(space: Workspace, expected: 
     assert steps(space) == list(range(1, N_STEPS + 1))
 
 
-def test_the_trainer_alone_is_stopped_again_and_again(space: Workspace, expected: str) -> None:
+def test_the_trainer_alone_is_stopped_repeatedly(space: Workspace, expected: str) -> None:
     """The same command restarts it three times, and the bill has every attempt."""
     run, killed_s = Run(space), 0.0
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -196,7 +196,7 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 3)
 
 
-def test_a_power_cut_spoils_the_newest_checkpoint(space: Workspace, expected: str) -> None:
+def test_a_power_failure_damages_the_newest_checkpoint(space: Workspace, expected: str) -> None:
     run = Run(space, rest_from=20)
     run.wait_for_training(n_checkpoints=2)
     # The monitor starts in parallel, possibly after the first checkpoints.
@@ -229,7 +229,9 @@ FINISHED: list[dict[str, Callable[[Path], object]]] = [
 ]
 
 
-def test_power_cuts_spoil_finished_runs(straight: Workspace, tmp_path: Path, expected: str) -> None:
+def test_power_failures_damage_finished_runs(
+    straight: Workspace, tmp_path: Path, expected: str
+) -> None:
     """The last checkpoint exists, so nothing is trained again."""
     space = straight.copy(tmp_path / "space")
     for damage in FINISHED:

@@ -58,7 +58,7 @@ def test_two_runs_at_once(mine: Workspace, finished: Workspace) -> None:
     assert "Nothing to be done" in mine.run("-n", *arguments)
 
 
-def test_what_cannot_run_is_refused(mine: Workspace) -> None:
+def test_impossible_runs_are_rejected(mine: Workspace) -> None:
     assert "resource gpu is not limited" in mine.refused(REPORT)
     assert "train_expert" in mine.run("-n", REPORT)
     assert "--no-hooks would leave out the lock" in mine.refused(REPORT, "--no-hooks", *LIMITS)
@@ -69,7 +69,7 @@ def test_what_cannot_run_is_refused(mine: Workspace) -> None:
     assert "take no prefix" in mine.refused(REPORT, *LIMITS)
 
 
-def test_what_is_not_configured_is_as_it_is_shipped(mine: Workspace) -> None:
+def test_unset_keys_have_the_shipped_values(mine: Workspace) -> None:
     mine.edit("Snakefile", " as ef_*", "")
     rules = mine.jobs("results/index.html", *LIMITS)
     assert rules["build_report"] == 2 and rules["compare_experts"] == 1

@@ -71,7 +71,7 @@ def test_the_forms_of_the_readme_become_rows(made: Workspace) -> None:
         assert {path: (results / name / path).read_bytes() for path in rows} == rows
 
 
-def test_the_quickstart_is_what_the_readme_says() -> None:
+def test_the_quickstart_matches_the_readme() -> None:
     lines = (ROOT / "data" / "quickstart.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert len({record["question"] for record in records}) == len(records) == 300

@@ -30,7 +30,7 @@ def write_task(space: Workspace, text: str, name: str = "my_task.py") -> None:
     space.write_manifest("tiny", {**manifest(), "evaluation": evaluation})
 
 
-def test_a_task_of_ones_own_scores_reruns_and_travels(space: Workspace) -> None:
+def test_a_users_own_task_scores_reruns_and_travels(space: Workspace) -> None:
     write_task(space, TASK)
     assert space.planned() == SCORE
     space.run(REPORT)
@@ -57,7 +57,7 @@ def test_a_task_of_ones_own_scores_reruns_and_travels(space: Workspace) -> None:
     assert "opened without --allow-own-code" in box.refused(REPORT)
 
 
-def test_a_file_without_a_task_is_refused(space: Workspace) -> None:
+def test_a_file_without_a_task_is_rejected(space: Workspace) -> None:
     write_task(space, "import nothing_there\n", "other.py")
     assert "ModuleNotFoundError: No module named 'nothing_there'" in space.refused(REPORT)
     (space.root / "other.py").unlink()

@@ -67,7 +67,7 @@ def test_snakemake_understands_every_key(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", PROFILES, ids=NAMES)
-def test_a_profile_says_what_holds_for_every_run_and_names_rules_that_exist(folder: Path) -> None:
+def test_a_profile_has_the_settings_for_every_run_and_existing_rules(folder: Path) -> None:
     default, value = read(ROOT / "profiles" / "default"), read(folder)
     own = {"resources", "cores"} | ({"nolock"} if folder.name in NOT_RUN else set())
     common = default.keys() - own  # a run of workflow/remote.smk does not use the Snakefile's lock
@@ -90,14 +90,14 @@ def test_a_profile_that_was_not_run_says_so(name: str) -> None:
         assert not secret, f"{key}: {value} belongs into the environment"
 
 
-def test_profiles_are_named_by_the_option_that_replaces_the_default() -> None:
+def test_profiles_are_selected_by_the_option_that_replaces_the_default() -> None:
     # With --profile, profiles/default would override the named one, key by key: always gpu=1.
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/examples/**/*.y*ml")]
     for page in [*pages, *ROOT.glob("profiles/*/config.yaml")]:
         assert not re.search(r" --profile\b", page.read_text(encoding="utf-8")), page.name
 
 
-def test_all_rules_with_cards_get_what_training_gets() -> None:
+def test_all_rules_with_cards_get_the_resources_of_training() -> None:
     texts = [path.read_text() for path in ROOT.glob("workflow/rules/*.smk")]
     bodies = {name: body for text in texts for name, body in HEAD.findall(text)}
     asking = [(name, asked) for name, body in bodies.items() if (asked := RESOURCES.search(body))]
@@ -114,7 +114,7 @@ def test_all_rules_with_cards_get_what_training_gets() -> None:
 @pytest.mark.parametrize(
     ("script", "command"), [("exit 0", "sacct"), ("exit 1", "squeue"), (None, "squeue")]
 )
-def test_sacct_is_asked_only_where_it_answers(
+def test_sacct_is_used_only_if_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, command: str
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if script else "/nowhere")
@@ -152,7 +152,7 @@ def test_names_of_the_cluster_come_from_the_environment(monkeypatch: pytest.Monk
     assert "mem_mb" not in named["set-resources"]["export_model"]
 
 
-def test_a_missing_plugin_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_plugin_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if "executor" in name else find(name)

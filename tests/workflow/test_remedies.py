@@ -125,7 +125,7 @@ def walked(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Wor
 
 
 @pytest.mark.parametrize("setting", MISTAKES)
-def test_what_a_line_says_of_a_mistake_works(walked: Workspace, setting: str) -> None:
+def test_the_advice_on_a_mistake_works(walked: Workspace, setting: str) -> None:
     line = walked.refused("-n", REPORT, "--config", setting)
     found = re.search(MISTAKES[setting], line)
     assert found, line
@@ -161,7 +161,7 @@ def test_a_training_that_diverges_is_tried_once(walked: Workspace) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_a_line_says_works(walked: Workspace, name: str) -> None:
+def test_the_advice_in_a_line_works(walked: Workspace, name: str) -> None:
     provoke, line, target = FAULTS[name]
     provoke(walked.root)
     code, said = make(walked, target)
@@ -171,6 +171,6 @@ def test_what_a_line_says_works(walked: Workspace, name: str) -> None:
     assert make(walked, target) == (0, "")
 
 
-def test_nothing_is_left_of_them(walked: Workspace) -> None:
+def test_no_fault_leaves_anything_behind(walked: Workspace) -> None:
     walked.run_warm(REPORT)
     assert walked.script("verify_results").stdout.endswith(": intact\n")

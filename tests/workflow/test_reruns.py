@@ -110,7 +110,7 @@ def test_settings_from_the_command_line_count_as_changes(finished: Workspace) ->
     assert finished.planned("--config", override) == TRAIN
 
 
-def test_the_other_preset_is_refused_and_may_be_looked_at(space: Workspace) -> None:
+def test_the_other_preset_is_rejected_and_can_be_previewed(space: Workspace) -> None:
     shutil.copy(space.root / "data" / "sums.jsonl", space.root / "data" / "demo.jsonl")
     demo = {"sources": [{**manifest()["sources"][0], "path": "data/demo.jsonl"}]}
     space.write_manifest("tiny", {**manifest(), "demo": demo})
@@ -151,7 +151,7 @@ LOST: dict[str, Edit] = {
 
 
 @pytest.mark.parametrize("lose", LOST.values(), ids=LOST.keys())
-def test_sidecars_stand_in_for_metadata_that_is_lost(space: Workspace, lose: Edit) -> None:
+def test_sidecars_replace_lost_metadata(space: Workspace, lose: Edit) -> None:
     lose(space)
     assert space.planned() == set()
     changed("training.learning_rate", 2e-3)(space)
@@ -170,7 +170,7 @@ def test_without_metadata_code_sources_and_inputs_count(space: Workspace) -> Non
     assert {"find_datasets", "deduplicate_documents"} <= space.planned()
 
 
-def test_copied_results_are_taken_over_and_verified(space: Workspace, tmp_path: Path) -> None:
+def test_copied_results_are_adopted_and_verified(space: Workspace, tmp_path: Path) -> None:
     """A clone with results/ and no .snakemake: nothing runs, whether timestamps are kept or not."""
     clone = make_workspace(tmp_path / "clone")
     shutil.copytree(space.root / "results", clone.root / "results")
@@ -197,7 +197,7 @@ def test_a_lost_result_is_published_from_its_state(space: Workspace) -> None:
     assert outcome.stat().st_mtime_ns == made_ns
 
 
-def test_a_trainer_run_by_hand_tokenizes_what_is_not_packed(space: Workspace) -> None:
+def test_a_trainer_run_by_hand_tokenizes_unpacked_documents(space: Workspace) -> None:
     shutil.rmtree(space.root / "results/tiny/packed")
     words = ["--spec", "{}", "--state", "state/tiny", "--output", "results/tiny/training.json"]
     for name in ("plan", "packing", "model", "staging"):

@@ -79,7 +79,7 @@ def test_a_signal_to_stop_leaves_nothing(place: Path) -> None:
     wait_for(lambda: not running_in(place))
 
 
-def test_rows_are_made_whole_and_their_place_is_never_overwritten(place: Path) -> None:
+def test_rows_are_complete_and_never_overwrite_a_folder(place: Path) -> None:
     from datasets import load_from_disk
 
     templates = ("--prompt", "{question}", "--completion", "{answer}")

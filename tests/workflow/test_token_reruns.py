@@ -85,7 +85,7 @@ def tokens_of(space: Workspace, shard: str) -> TokenShardRecord:
     return read_record(TokenShardRecord, space.root / f"results/tiny/tokens/{shard}.json")
 
 
-def test_an_edit_taken_back_finds_its_tokens(space: Workspace) -> None:
+def test_a_reverted_edit_finds_its_tokens(space: Workspace) -> None:
     first = tokens_of(space, "more/000")
     stored = set((space.root / "state" / ".tokens").iterdir())
     write_more(space, n=60)

@@ -32,7 +32,7 @@ def copy(tuned: Workspace, tmp_path: Path) -> Workspace:
     return tuned.copy(tmp_path / "copy")
 
 
-def test_a_manifest_that_names_it_makes_it_before_the_plan(space: Workspace) -> None:
+def test_a_manifest_that_uses_it_makes_it_before_the_plan(space: Workspace) -> None:
     space.write_manifest("tiny", manifest(tuned=FILE))
     calibrated = (REPORT, "--config", "calibrate=true")
     assert set(space.jobs(*calibrated)) == {"tune_expert", "calibrate_expert"} | AFTER
@@ -43,7 +43,7 @@ def test_a_manifest_that_names_it_makes_it_before_the_plan(space: Workspace) -> 
     assert space.jobs(FILE) == {"tune_expert": 1}
 
 
-def test_the_plan_holds_what_was_found(tuned: Workspace) -> None:
+def test_the_plan_contains_the_tuned_settings(tuned: Workspace) -> None:
     plan = read_record(TrainPlan, tuned.root / "results/tiny/plan.json")
     found = json.loads((tuned.root / FILE).read_text())
     assert plan.batch_size == found["best"]["batch_size"]
@@ -71,7 +71,7 @@ def test_a_learning_rate_does_not_tune_again_and_a_row_length_does(copy: Workspa
 
 
 @pytest.mark.parametrize("place", [FILE, "config/mine.json"])
-def test_a_bundle_brings_the_tuning(copy: Workspace, tmp_path: Path, place: str) -> None:
+def test_a_bundle_includes_the_tuning(copy: Workspace, tmp_path: Path, place: str) -> None:
     if place != FILE:
         (copy.root / place).write_text((copy.root / FILE).read_text())
         copy.write_manifest("tiny", manifest(**FREE, tuned=place))

@@ -61,7 +61,9 @@ def show(capsys: pytest.CaptureFixture[str], *records: logging.LogRecord, **give
     return re.sub(r" +", " ", capsys.readouterr().err)
 
 
-def test_a_job_is_a_line_and_snakemakes_words_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_one_line_and_snakemakes_output_is_hidden(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run = (STARTED, TOTAL, WORDS, PACK, SHARD, PACKED, FAILED)
     assert (
         show(capsys, *run)
@@ -74,7 +76,7 @@ def test_a_job_is_a_line_and_snakemakes_words_are_none(capsys: pytest.CaptureFix
     assert show(capsys, *run, verbose=True) == ""
 
 
-def test_quiet_hides_jobs_but_no_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_hides_jobs_but_not_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     line = "error: mine: no file or rule has this name; to make that expert:"
     for quiet in (None, ["all"], ["rules", "progress"]):
         told = show(capsys, STARTED, TOTAL, PACK, PACKED, REASON, quiet=quiet)
@@ -133,7 +135,7 @@ def test_a_run_into_a_pipe(space: Workspace) -> None:
         assert done.returncode == 1 and before == path and last.startswith(f"error: {reason}")
 
 
-def test_a_line_that_did_not_fit_into_its_log_is_told_of(
+def test_a_line_that_did_not_fit_into_its_log_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
@@ -147,7 +149,7 @@ def test_a_line_that_did_not_fit_into_its_log_is_told_of(
 
 
 @pytest.mark.chain
-def test_a_terminal_shows_what_is_at_work(space: Workspace) -> None:
+def test_a_terminal_shows_running_jobs(space: Workspace) -> None:
     told = run_in_terminal(space, SNAKEMAKE, "--cores", "2", REPORT, "--forcerun", "build_report")
     assert re.search(r"  build_report tiny  [0-9.]+ s", told)
     assert re.search(r" +1/1  build_report +tiny +[0-9.]+ s", told)
@@ -172,7 +174,9 @@ def run_in_terminal(space: Workspace, *command: object) -> str:
     return told.decode()
 
 
-def test_slips_on_the_command_line_get_the_right_command(space: Workspace, tmp_path: Path) -> None:
+def test_mistakes_on_the_command_line_get_the_right_command(
+    space: Workspace, tmp_path: Path
+) -> None:
     unquoted = ("--config", "preset=full", "hardware=H100", "SXM")
     for arguments, line in (
         (("-n", "mine"), "to make that expert: snakemake results/mine/report.json"),

@@ -10,7 +10,7 @@ from workflow_space import Workspace, make_workspace
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 
 
-def test_the_page_is_inside(space: Workspace, tmp_path: Path) -> None:
+def test_the_page_is_included(space: Workspace, tmp_path: Path) -> None:
     target = tmp_path / "report.zip"
     # A nonexistent proxy: any attempt to fetch something would fail.
     no_network = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")

@@ -30,7 +30,7 @@ ALL = (
 
 
 @pytest.mark.parametrize("check", ALL, ids=lambda c: c.check)
-def test_a_check_is_of_texts_or_json_values(check: FieldCheck) -> None:
+def test_a_check_takes_texts_or_json_values(check: FieldCheck) -> None:
     run, is_json = build_checks((check,), source="s"), check.check in ("json", "json_schema")
     # Null is the template's responsibility.
     assert run({"a": None}) == {"a": None}
@@ -73,7 +73,7 @@ def test_a_field_is_found_and_rewritten_by_its_path() -> None:
         (FieldCheck(field="a", check="json", dialect="sqlite"), "dialect belongs to another check"),
     ],
 )
-def test_bad_settings_are_refused_when_built(check: FieldCheck, message: str) -> None:
+def test_bad_settings_are_rejected_when_built(check: FieldCheck, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         build_checks((check,), source="books")
     text = str(caught.value)
@@ -165,13 +165,13 @@ def listed(cases: dict[str, list[Any]]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(("kind", "value"), listed(PASSING), ids=lambda value: str(value)[:24])
-def test_what_is_well_formed_passes_as_it_is(kind: str, value: Any) -> None:
+def test_well_formed_values_pass_unchanged(kind: str, value: Any) -> None:
     record = {"q": value}
     assert RUN[kind](record) is record
 
 
 @pytest.mark.parametrize(("kind", "case"), listed(FAILING), ids=lambda case: str(case)[:24])
-def test_what_is_not_is_filtered_and_quoted_little(
+def test_malformed_values_are_filtered_and_hardly_quoted(
     kind: str, case: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cypher, "MAX_STEPS", 10_000)
@@ -282,7 +282,7 @@ def test_schemas(schema: Any, expected: str | None) -> None:
     assert reason("{", schema) == ("schema_missing" if schema is None else "json_unparsable")
 
 
-def test_columns_hold_what_json_has_not() -> None:
+def test_columns_may_have_values_that_json_lacks() -> None:
     assert reason({"day": date(2024, 1, 2)}, {}) == "json_unparsable"
     assert reason({"day": "2024-01-02"}, {"const": date(2024, 1, 2)}) == "schema_invalid"
     with pytest.raises(Filtered) as caught:
@@ -290,7 +290,7 @@ def test_columns_hold_what_json_has_not() -> None:
     assert caught.value.field == "a"
 
 
-def test_a_schema_may_lie_inside_an_object_and_is_needed() -> None:
+def test_a_schema_may_be_inside_an_object_and_is_required() -> None:
     check = FieldCheck(field="a", check="json_schema", schema_field="task.schema")
     run = build_checks((check,), source="s")
     run({"a": "1", "task": {"schema": {"type": "integer"}}})
@@ -335,12 +335,12 @@ ARRAYS = {"type": "array", "items": {"$ref": "#"}}
     ],
     ids=str,
 )
-def test_what_blows_up_is_given_up(document: Any, schema: Any, expected: str | None) -> None:
+def test_exponential_schemas_are_aborted(document: Any, schema: Any, expected: str | None) -> None:
     text = "[" * 60 + "1" + "]" * 60 if document is None else json.dumps(document)
     assert reason(text, schema) == expected
 
 
-def test_what_blows_up_in_c_is_ended_and_the_next_is_judged() -> None:
+def test_exponential_schemas_in_c_are_killed_and_the_next_is_judged() -> None:
     schema, document = hostile_schemas()["a long pattern"]
     assert reason(json.dumps(document), schema) == "schema_too_costly"
     assert reason(1, {"type": "string"}) == "json_schema_violation"

@@ -79,7 +79,7 @@ def extracted(repository: Path, **options: Any) -> dict[str, dict[str, Any]]:
     return {record["subject"]: record for record in read_commits(repository, **options)}
 
 
-def test_a_record_says_what_the_commit_did(repository: Path) -> None:
+def test_a_record_describes_the_commit(repository: Path) -> None:
     records = extracted(repository)
     assert set(records) == {"Start", "Change", "Topic", "Main goes on", "Move"}
     start, change = records["Start"], records["Change"]
@@ -121,7 +121,7 @@ def test_a_diff_is_what_git_shows(repository: Path) -> None:
             assert record["diff"].strip() == shown.strip("\0\n")
 
 
-def test_names_and_addresses_are_hidden_unless_asked_for(repository: Path) -> None:
+def test_names_and_addresses_are_hidden_by_default(repository: Path) -> None:
     said = (
         "Thank Bob and Eve Grün\n\nNot Bobby, and never Eve Grünewald.\n\nAcked-by: Zed <z@z.org>"
     )
@@ -140,7 +140,7 @@ def test_names_and_addresses_are_hidden_unless_asked_for(repository: Path) -> No
     assert "Co-authored-by: Ann <ann@a.org>" in named["message"]
 
 
-def test_the_narrative_tells_it_all(repository: Path) -> None:
+def test_the_narrative_is_complete(repository: Path) -> None:
     git(repository, "tag", "v2", "topic")
     topic = extracted(repository)["Topic"]
     assert (topic["branch"], topic["tag"]) == ("main", "v2")
@@ -225,7 +225,7 @@ def test_a_long_diff_is_cut_at_a_line_and_flagged(repository: Path) -> None:
     assert records["After"]["diff"].endswith("+after\n")
 
 
-def test_a_bundle_gives_the_same_records_and_head(repository: Path, tmp_path: Path) -> None:
+def test_a_bundle_has_the_same_records_and_head(repository: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "made.bundle"
     git(repository, "bundle", "create", "--quiet", str(bundle), "HEAD", "main", "topic", "v1")
     assert (
@@ -235,7 +235,7 @@ def test_a_bundle_gives_the_same_records_and_head(repository: Path, tmp_path: Pa
         assert read_commits(bundle, **options) == read_commits(repository, **options)
 
 
-def test_what_cannot_be_read_is_one_line(
+def test_an_unreadable_repository_is_one_line(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = tmp_path / "empty"

@@ -63,7 +63,7 @@ def extracted(place: Path, **options: Any) -> list[dict[str, Any]]:
     return records
 
 
-def test_absurd_names_of_files(place: Path) -> None:
+def test_absurd_file_names(place: Path) -> None:
     names = ["a\nb.txt", ".git", ":(top)x", "n" * 5000, "\u2028\u0085", "1\t2\tthree"]
     commit(place, {b"\xff\xfe": b"text\n"} | {name.encode(): b"text\n" for name in names})
     (record,) = extracted(place)
@@ -138,7 +138,7 @@ def test_a_message_without_end_is_cut(place: Path) -> None:
     assert (following["message"], following["n_files"]) == ("next\n", 1)
 
 
-def test_big_files_are_named_and_not_loaded(place: Path) -> None:
+def test_big_files_are_listed_and_not_loaded(place: Path) -> None:
     big = b"line\n" * (BIG_FILE_BYTES // 5 + 1)
     first = commit(place, {b"big": big, b"kept": big, b"old": b"one\n" * 9})
     new = {b"bigger\n": big + b"more\n", b"kept": big + b"end\n", b"new": b"one\n" * 9}
@@ -174,7 +174,7 @@ def test_a_patch_that_does_not_end_is_left(place: Path) -> None:
     assert records[1]["n_deleted"] == n_files * n_lines
 
 
-def test_links_and_submodules_are_only_named(place: Path) -> None:
+def test_links_and_submodules_are_only_listed(place: Path) -> None:
     links = tree(place, {b"passwd": b"/etc/passwd", b"up": b"../../.."}, mode=b"120000")
     first = commit(place, links)
     gitlink = put(place, "tree", b"160000 sub\0" + b"\x12" * 20)
@@ -193,7 +193,7 @@ def trap(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_the_repository_sets_is_not_obeyed(place: Path, tmp_path: Path, trap: Path) -> None:
+def test_settings_of_the_repository_are_ignored(place: Path, tmp_path: Path, trap: Path) -> None:
     attributes = b"* diff=trap filter=trap -text\n"
     first = commit(place, {b"a.txt": b"one\n", b".gitattributes": attributes})
     second = commit(place, {b"a.txt": b"two\n"}, first, message=b"Second\n")
@@ -242,7 +242,7 @@ def test_missing_objects_are_not_fetched(place: Path, tmp_path: Path, trap: Path
     assert not (tmp_path / "sprung").exists()
 
 
-def test_another_owner_is_no_obstacle(place: Path) -> None:
+def test_another_owner_does_not_matter(place: Path) -> None:
     commit(place, {b"a": b"a"})
     try:
         os.chown(place, 12345, 12345)
@@ -262,7 +262,7 @@ def test_a_shallow_clone_is_read_without_its_edge(place: Path, tmp_path: Path) -
     assert skipped == {"shallow": 1}
 
 
-def test_other_layouts_give_the_same_records(place: Path, tmp_path: Path) -> None:
+def test_other_layouts_have_the_same_records(place: Path, tmp_path: Path) -> None:
     commit(place, {b"a": b"a\n"})
     made = extracted(place)
     git(tmp_path, "clone", "--quiet", str(place), "clone")
@@ -285,7 +285,7 @@ def test_sha256_repositories_and_bundles(tmp_path: Path) -> None:
     assert extracted(tmp_path / "new.bundle") == records
 
 
-def test_a_bundle_that_is_not_whole_is_one_line(place: Path, tmp_path: Path) -> None:
+def test_an_incomplete_bundle_is_one_line(place: Path, tmp_path: Path) -> None:
     first = commit(place, {b"a": b"a\n"})
     commit(place, {b"a": b"b\n"}, first)
     bundle = tmp_path / "made.bundle"
@@ -299,7 +299,7 @@ def test_a_bundle_that_is_not_whole_is_one_line(place: Path, tmp_path: Path) -> 
         assert "\n" not in str(caught.value)
 
 
-def test_what_is_left_half_way_leaves_no_process(place: Path) -> None:
+def test_an_abandoned_walk_leaves_no_process(place: Path) -> None:
     first = commit(place, {b"a": b"a\n"})
     commit(place, {b"a": b"b\n"}, first)
     stream = extract_commits(place, GitOptions(), Counter())

@@ -58,7 +58,7 @@ def test_a_data_set_is_pinned_fetched_and_then_read_offline(tmp_path: Path) -> N
         assert {**again, "libraries": None} == {**first, "libraries": None}
 
 
-def test_what_is_not_the_file_of_the_commit_is_one_line_and_not_used(tmp_path: Path) -> None:
+def test_a_file_that_differs_from_the_commits_is_one_line_and_not_used(tmp_path: Path) -> None:
     rows = jsonl(30)
     sent = {"other": rows.replace(b"7", b"8"), "shorter": rows[:-25], "longer": rows + b" "}
     first, second = (f"train-0000{i}-of-00002.jsonl" for i in range(2))
@@ -133,7 +133,7 @@ def test_only_the_files_that_hold_a_range_are_downloaded(tmp_path: Path) -> None
         assert (again[i]["sha256"], again[i]["libraries"]) == (found[i]["sha256"], [])
 
 
-def test_a_hub_that_fails_or_refuses_is_one_line_with_the_fix(tmp_path: Path) -> None:
+def test_a_hub_that_fails_or_denies_access_is_one_line_with_the_fix(tmp_path: Path) -> None:
     told = "downloading someone/cut@cccccccc, 10.5 MB of 12.0 MB, "
 
     def wait_to_be_told() -> None:
@@ -174,7 +174,7 @@ def test_a_hub_that_fails_or_refuses_is_one_line_with_the_fix(tmp_path: Path) ->
     assert TOKEN not in json.dumps(got.results) + got.log
 
 
-def test_a_choice_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
+def test_a_missing_choice_is_named_with_the_available_ones(tmp_path: Path) -> None:
     files = {"README.md": CONFIGS} | {
         f"{name}/a.jsonl": jsonl(n) for name, n in (("easy", 4), ("held", 2), ("hard", 3))
     }
@@ -250,7 +250,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_without_a_network_what_is_there_is_read_and_what_is_not_is_told(offline: Path) -> None:
+def test_without_a_network_cached_files_are_read_and_missing_ones_reported(offline: Path) -> None:
     names = ("sums", "short", "card", "else", "damaged")
     prepared = [{"id": "someone/prepared", "revision": r} for r in (COMMIT, None, "d" * 40)]
     got = fetch(offline, None, *({"id": f"someone/{name}"} for name in names), *prepared)
@@ -282,7 +282,7 @@ def test_two_fetches_at_once_make_one(tmp_path: Path) -> None:
     assert all("HF_HUB_OFFLINE is set" in one.results[1]["error"] for one in both)
 
 
-def test_a_full_disk_is_one_line_and_texts_hold_no_secret() -> None:
+def test_a_full_disk_is_one_line_and_messages_contain_no_secret() -> None:
     with pytest.raises(
         DataError, match=r"^source s: no space left for .*: file sys.*set HF_HOME"
     ) as caught:
@@ -347,7 +347,7 @@ def test_a_card_states_its_license(tmp_path: Path) -> None:
         assert cache.card_license(cache.front_matter(card)) == license
 
 
-def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
+def test_only_the_prepared_commit_is_found(home: Path) -> None:
     for commit in COMMITS:
         write_prepared_cache(home, 5, repository="someone/sums", commit=commit)
     found = cache.find_source(source(revision=COMMITS[1]))
@@ -364,7 +364,7 @@ def test_a_prepared_commit_is_found_and_never_another_one(home: Path) -> None:
     assert revisions == [*COMMITS, None]
 
 
-def test_configs_and_options_are_kept_apart(home: Path) -> None:
+def test_configs_and_options_are_separate(home: Path) -> None:
     write_prepared_cache(home, 1, repository="someone/sums", commit=COMMITS[0], config="hard")
     assert cache.find_source(source()) is None
     assert cache.find_source(source(config="hard")) is not None
@@ -376,7 +376,7 @@ def test_configs_and_options_are_kept_apart(home: Path) -> None:
         assert cache.default_config({"configs": configs}) == expected
 
 
-def test_a_splits_files_are_told_by_their_names(home: Path) -> None:
+def test_a_splits_files_are_recognized_by_name(home: Path) -> None:
     folder = write_prepared_cache(home, 1, repository="someone/sums", commit=COMMITS[0])
     (folder / "sums-train.arrow").unlink()
     parts = [f"t-v1-train-0000{i}-of-00002.arrow" for i in range(2)]
