@@ -5,7 +5,7 @@
 # make plan         what that would run, with hours and dollars
 # make compare      two reports side by side: make compare A=mine B=other, or B=elsewhere/results/mine
 # make demos        all eight experts and the page that compares them
-# make test         install, then the tests of a change, by WORKERS (2) at once: minutes
+# make test         install, then the tests of a change, with WORKERS (2): minutes
 # make coverage     the same, and which branches of each package they reach
 # make test-long    install the extras, then the tests that need them or take minutes each
 # make test-all     all tests: test, test-long, slurm-test, check-demos
@@ -16,15 +16,15 @@
 # make node         install the Node that runs generated TypeScript, in its sandbox
 # make graph        install what runs generated Cypher on a small graph
 # make lm-eval      install what evaluation.lm_eval needs
-# make triton       install what bench/without_a_card.py needs beside a CPU build of torch
+# make triton       install what bench/without_a_card.py needs besides a CPU build of torch
 # make verify       read every file of results and state; list what is damaged, missing, unknown
 # make repair       remove what is damaged, so that the next run makes it again
 # make check-demos  all experts, and whether each has learned what it should
 # make prune        remove states, tokens and copies that no result uses, and what killed jobs left
-# make slurm-test   the chain on a Slurm of one machine, where root and its packages are there
-# make soak         kill trainers at random moments for MINUTES (10); weights must not notice
+# make slurm-test   the chain on a single-machine Slurm; needs root and its packages
+# make soak         kill trainers at random moments for MINUTES (10); weights must not change
 # make soak-chain   the same for whole chains, at any stage
-# make mutants      change the code in MUTANTS (300) ways a module; tests must notice (hours)
+# make mutants      change the code in MUTANTS (300) ways per module; tests must notice (hours)
 # make clean        delete results and state
 
 PYTHON ?= python3
@@ -36,15 +36,15 @@ MINUTES ?= 10
 MUTANTS ?= 300
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Machines without an NVIDIA driver take the CPU build of the same torch where they can reach it.
+# Machines without an NVIDIA driver take the CPU build of the same torch if they can reach it.
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 REACHES := $(PYTHON) -c 'from urllib.request import urlopen as o; o("$(TORCH_CPU)/torch/", timeout=5)'
 TORCH_INDEX = $$(command -v nvidia-smi >/dev/null || ! $(REACHES) 2>/dev/null || echo --extra-index-url $(TORCH_CPU))
-# uv does in seconds what takes pip a minute. It does not read pip's settings, so pip takes torch.
+# uv does in seconds what takes pip a minute. It does not read pip's settings, so pip installs torch.
 UV := $(shell command -v uv)
 PIP := $(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q)
-# Importing these compiles what jobs need, a third of all bytecode, in two processes. Where Python is
-# told to write no bytecode, as in many images, each job would compile it again.
+# Importing these compiles what jobs need, a third of all bytecode, in two processes. If Python
+# is set to write no bytecode, as in many images, each job would compile it again.
 IMPORTED := snakemake.cli,smart_open,requests,rich.live,msgspec,altair,sqlglot,graphglot,datasets transformers.models.qwen3.modeling_qwen3,peft
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
@@ -79,14 +79,14 @@ demos: install
 check-demos: demos
 	$(BIN)/python tests/workflow/check_demos.py
 
-# A worker takes a whole file, so what a file makes once is made once. One thread each: two workers
-# of many threads would only get in each other's way.
+# A worker takes a complete file, so that its fixtures are made once. One thread each: two workers
+# with many threads would only get in each other's way.
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 QUICK := -m 'not long and not extra and not slurm'
 WHAT := unit and property tests, one complete chain, what each edit reruns: 5 minutes on two cores
 REST := The rest, 25 minutes more: make test-all
 
-# Said before the installation, which takes minutes.
+# Printed before the installation, which takes minutes.
 say:
 	@echo "$(WHAT)"
 
@@ -99,7 +99,7 @@ test-long: $(VENV)/.dev
 
 test-all: test test-long slurm-test check-demos
 
-# Processes that tests start write what they reached here, too.
+# Processes that tests start write their coverage here, too.
 coverage: export COVERAGE_FILE := $(CURDIR)/.coverage_cache/data
 coverage: say $(VENV)/.coverage
 	@rm -rf .coverage_cache && mkdir .coverage_cache
@@ -126,7 +126,7 @@ install: $(VENV)/.plugin
 $(VENV)/.installed: envs/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "error: $(PYTHON) is older than 3.11; use PYTHON=python3.11"; exit 1; }
-	@echo "installing some 90 packages into $(VENV), once: minutes"
+	@echo "installing about 90 packages into $(VENV), once; this takes minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@{ echo $(TORCH_INDEX) $(TORCH); $(if $(UV),,grep -v -e '^#' -e ^torch= $< | xargs -n 19;) } \
 	  | xargs -P 2 -L 1 $(BIN)/pip install -q --no-compile --no-deps
@@ -135,14 +135,14 @@ $(VENV)/.installed: envs/requirements.lock
 	  'import importlib, sys; [importlib.import_module(name) for name in sys.argv[1].split(",")]'
 	touch $@
 
-# Snakemake reads the plugin from this folder. A copy that an earlier make installed would hide it.
+# Snakemake reads the plugin from this folder. A copy installed by an earlier make would shadow it.
 $(VENV)/.plugin: $(VENV)/.installed
 	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
 	  && rm -rf "$$site"/snakemake_logger_plugin_expertflow* \
 	  && echo "$$PWD/workflow/logger" > "$$site/expertflow.pth"
 	@touch $@
 
-# Extras: what is needed for one thing only has a lock of its own.
+# Extras: packages that only one feature needs have their own lock.
 EXTRAS := bitsandbytes slurm s3 node graph lm-eval triton
 
 bitsandbytes slurm s3 node graph lm-eval triton: %: $(VENV)/.%
@@ -151,8 +151,8 @@ $(EXTRAS:%=$(VENV)/.%): $(VENV)/.%: $(VENV)/.plugin envs/requirements-%.lock
 	$(PIP) -r envs/requirements-$*.lock
 	touch $@
 
-# What tests need that need no extra, what measures them, and what the others and linters need. The
-# harness of lm-eval brings thirty packages, and its tests do without.
+# What tests without extras need, what measures coverage, and what other tests and linters need. The
+# lm-eval harness has thirty dependencies, and its tests do without it.
 $(VENV)/.test: $(VENV)/.plugin envs/requirements-test.lock
 	$(PIP) -r envs/requirements-test.lock
 	touch $@

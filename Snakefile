@@ -56,13 +56,13 @@ from snakemake.utils import min_version
 
 min_version("9.27")
 
-# The folder of this file, also where another Snakefile uses it as a module.
+# The folder of this file, even if another Snakefile uses it as a module.
 BASEDIR = Path(workflow.current_basedir.get_path_or_uri(secret_free=False))
 sys.path.insert(0, str(BASEDIR / "workflow" / "scripts"))
 
 from expertflow.config.attach import attach
 
-# The user's own config/ in the working directory wins over the one beside this file.
+# The user's own config/ in the working directory wins over the one next to this file.
 OWN_CONFIG = Path("config", "config.yaml")
 
 

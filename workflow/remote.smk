@@ -1,15 +1,15 @@
-"""Train where no file system is shared: a bundle in, an outcome out, each one single file.
+"""Train where no file system is shared: a bundle in, an outcome out, each a single file.
 
     snakemake -s workflow/remote.smk --cores 8 results/expert-sql/outcome.tar
 
 Needs:  results/{expert}/bundle.tar            made by the Snakefile, on a machine without a GPU
 Makes:  results/{expert}/outcome.tar           report, records, model, logs; for open_bundle.py --outcome
 
-The job opens the bundle in a folder of its own and runs the Snakefile there, so that a retry on the
-same disk resumes. --config takes gpu (cards of the job), threads, retries, place (that folder),
-guard: options of guard_run.py, such as --push s3://… to resume on another disk (copies lie below the
-expert's name there), allow_own_code (of a bundle with a scoring task of its maker's), and code: where
-this project lies in an image whose jobs get no copy of it. See docs/bundles.md.
+The job opens the bundle in its own folder and runs the Snakefile there, so that a retry on the same
+disk resumes. --config takes gpu (cards of the job), threads, retries, place (that folder), guard:
+options of guard_run.py, such as --push s3://… to resume on another disk (copies are below the
+expert's name there), allow_own_code (for a bundle with its maker's own scoring task), and code:
+where this project is in an image whose jobs get no copy of it. See docs/bundles.md.
 """
 
 import sys
@@ -45,7 +45,7 @@ rule train_bundle:
         "results/{expert}/outcome.tar",
     log:
         "results/{expert}/logs/train_bundle.log",
-    # A job elsewhere is a Snakemake of its own, which would retry inside of each retry.
+    # A job elsewhere runs its own Snakemake, which would retry inside each retry.
     retries: int(config.get("retries", 3)) if workflow.is_main_process else 0
     conda:
         "../envs/expertflow.yaml"
@@ -53,7 +53,7 @@ rule train_bundle:
     resources:
         gpu=int(config.get("gpu", 1)),
         attempt=lambda wildcards, attempt: attempt,
-        # Resources, not params: a finished outcome is not made again for another value of them.
+        # Resources, not params: a different value does not make a finished outcome again.
         place=lambda wildcards: f"{config.get('place', 'remote')}/{wildcards.expert}",
         guard=lambda wildcards: guard_command(OPTIONS, wildcards.expert),
     shell:

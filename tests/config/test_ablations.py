@@ -59,7 +59,7 @@ def test_the_users_own_list_takes_precedence_and_names_are_unique(tmp_path: Path
         folder.mkdir()
         written(folder, {"variants": [{**ONE, "label": folder.name}]})
     assert read(own, ours).variants[0].label == "own"
-    with pytest.raises(ConfigError, match=r"names 'mime' .*did you mean 'mine'"):
+    with pytest.raises(ConfigError, match=r"names 'mime', but .*did you mean 'mine'"):
         read(own, ours, files=("mime",))
     written(own, {"variants": [ONE]}, "other")
     with pytest.raises(ConfigError, match="second variant is named 'one'"):
@@ -86,8 +86,8 @@ def test_a_job_does_not_depend_on_its_variants_name(tmp_path: Path) -> None:
         ({"name": "plan"}, "variants.0.name"),
         ({"name": "a/b"}, "variants.0.name"),
         ({"rows": "loose"}, "it must be one of"),
-        ({"saves": 0.5}, "has metric tokens_per_s, which saves mean nothing to"),
-        ({"metric": "hours", "saves": 0.5}, "training and rows mean nothing to"),
+        ({"saves": 0.5}, "has metric tokens_per_s, which cannot be combined with saves"),
+        ({"metric": "hours", "saves": 0.5}, "combined with training and rows"),
         ({"metric": "hours", "training": {}}, "metric hours and the plan's saves"),
     ],
 )
@@ -98,11 +98,11 @@ def test_an_invalid_variant_is_rejected(tmp_path: Path, change: dict[str, Any], 
 def test_a_ladder_ends_at_the_plan(tmp_path: Path) -> None:
     step = {"name": "s", "label": "S", "as_planned": ["attention"]}
     start = {"training": {"attention": "sdpa", "optim": "adamw_torch"}}
-    assert "leaves optim, rows as the start" in refused(tmp_path, ladder(step, **start))
+    assert "leaves optim, rows as at the start" in refused(tmp_path, ladder(step, **start))
     packed = {"name": "p", "label": "P", "rows": "packed"}
     assert "leaves optim as" in refused(tmp_path, ladder(step, packed, **start))
     other = {**step, "as_planned": ["loader"]}
-    assert "'loader' back to the plan, which no rung" in refused(tmp_path, ladder(other, **start))
+    assert "'loader' to the plan, but no earlier rung" in refused(tmp_path, ladder(other, **start))
     same = {"name": "n", "label": "N"}
     assert "changes nothing" in refused(tmp_path, ladder(same, packed))
     back = {"name": "b", "label": "B", "rows": "on_the_fly"}
@@ -129,7 +129,7 @@ def test_an_invalid_claim_is_rejected(tmp_path: Path) -> None:
     claim = {"claim": "c", "by": "b", "said": "s", "of": "one", "to": "two"}
     two = {**ONE, "name": "two"}
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"to": "tow"}, "names 'tow', which is no variant; did you mean 'two'"),
+        ({"to": "tow"}, "names 'tow', which is not a variant; did you mean 'two'"),
         ({"to": "one"}, "compares 'one' with itself"),
         ({"low": 2.0, "high": 1.0}, "has high 1 and low 2"),
         ({"high": 1.0}, "has high 1 and low None"),

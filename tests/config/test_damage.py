@@ -103,7 +103,7 @@ def test_a_flipped_byte_is_reported_and_the_files_record_is_removed(place: Path,
     assert verify() == []
     before = set(place.rglob("*"))
     flip_byte(Path(name))
-    damaged = [line for line in verify() if ": unknown, no record names it" not in line]
+    damaged = [line for line in verify() if ": unknown, no record lists it" not in line]
     assert len(damaged) == 1 and ": damaged, " in damaged[0]
     assert damaged[0].startswith((name, str(STEP)))
     run_repair()
@@ -145,7 +145,7 @@ def test_only_the_damaged_lines_of_a_history_are_removed(place: Path) -> None:
 
 def test_the_scripts_list_what_is_damaged_and_remove_it(place: Path) -> None:
     flip_byte(Path("results/e/keep.arrow"))
-    damaged = "results/e/keep.arrow: damaged, not what results/e/documents.json says"
+    damaged = "results/e/keep.arrow: damaged, does not match results/e/documents.json"
     done = run_script("verify_results")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[0] == damaged and done.stdout.endswith(": 1 damaged\n")
@@ -157,7 +157,7 @@ def test_the_scripts_list_what_is_damaged_and_remove_it(place: Path) -> None:
     assert run_script("verify_results").stdout.endswith(": intact\n")
     for elsewhere in (place / "results", place / "none"):
         done = run_script("verify_results", elsewhere)
-        assert done.returncode == 1 and "no results/ there" in done.stderr
+        assert done.returncode == 1 and "contains no results/" in done.stderr
 
 
 def test_an_active_run_is_left_alone(place: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_current_plan_is_trusted(place: Place) -> None:
     place.manifest["training"]["learning_rate"] = 5e-6
     basis = place.basis()
     assert basis.startswith("estimate from bytes; ")
-    assert basis.endswith("; plan.json is of other settings or code")
+    assert basis.endswith("; plan.json is from other settings or code")
 
 
 def test_a_plan_that_cannot_be_read_does_not_count_and_ends_no_run(place: Place) -> None:
@@ -242,10 +242,10 @@ def test_an_unknown_forecast_has_a_reason(place: Place) -> None:
     place.manifest["data"]["max_documents"] = 10
     assert place.basis().startswith("estimate from bytes before limits on documents; ")
     place.manifest["training"] = {"max_steps": 5, "batch_size": "auto"}
-    reason = "max_steps is set and batch_size is auto: the plan decides on tokens"
+    reason = "max_steps is set and batch_size is auto, so the plan decides on tokens"
     assert place.parts() == ["unknown", "unknown", "1 x H100 SXM", reason]
     place.manifest["model"] = "a/b"
-    reason = "model a/b is neither a folder here nor downloaded nor shown by the hub"
+    reason = "model a/b is neither a local folder, nor downloaded, nor on the hub"
     assert place.basis() == reason
     row = {"name": "Own", "driver_names": [], "memory_gb": 8, "source": "s"}
     unknown = ("bf16_tflops", "fp16_tflops", "tf32_tflops", "bandwidth_gb_per_s", "power_w")

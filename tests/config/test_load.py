@@ -22,7 +22,7 @@ from expertflow.plan.settings import TrainingSection
 
 def test_two_manifests_of_one_name_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "e.json").write_text("{}")
-    refused(tmp_path, base(), "e.json beside it has the same name; remove one")
+    refused(tmp_path, base(), "e.json next to it has the same name; remove one")
 
 
 def test_null_on_the_command_line_changes_nothing(tmp_path: Path) -> None:
@@ -124,30 +124,30 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ),
         ({"training": {"lora": {"targets": ["lm_head"]}}}, "names lm_head"),
         ({"training": {"method": "full", "lora": {"init_from": "a"}}}, "init_from is of an adapt"),
-        ({"evaluation": {"task": "exact_match"}}, "asks questions and source s has none"),
+        ({"evaluation": {"task": "exact_match"}}, "asks questions, but source s has only text"),
         ({"training": {"min_delta": 0.1}}, "min_delta has no effect without patience"),
         ({"training": {"use_sdpa": False, "attention": "flex"}}, "use_sdpa is false and attention"),
         (
             {"training": {"torch_compile_mode": "reduce-overhead", "packing": "none"}},
-            "and training.pack",
+            "but training.pack",
         ),
         ({"training": {"parallel": "fsdp", "optim": "adamw_8bit"}}, "states of optim adamw_8bit"),
         ({"evaluation": {"task": "exact_match", "backend": "x"}}, "'evaluation.backend'; transf"),
         ({"evaluation": {"task": "exact_match", "seed": -1}}, "'evaluation.seed' is -1"),
         ({"training": {"lora_alpha": 8}}, "'training.lora_alpha'; it is called 'lora.alpha' here"),
-        ({"training": {"deepspeed": "zero.json"}}, "deepspeed'; parallel: fsdp shares the model"),
+        ({"training": {"deepspeed": "zero.json"}}, "deepspeed'; parallel: fsdp shards the model"),
         # An old name counts only where the new one belongs.
-        ({"decoding": {"lora_r": 4}}, "'decoding.lora_r'; known keys are stop"),
+        ({"decoding": {"lora_r": 4}}, "'decoding.lora_r'; known keys: stop"),
         ({"sources": [{**SOURCE, "prompt": "{q}"}]}, "'sources.0' has kind, name, path, prompt: "),
         ({"data": {"max_per_category": 5}}, "max_per_category has no effect.*add category"),
         ({"data": {"benchmarks": [BENCHMARK]}}, ": benchmark .*test_load.py: template '{q'"),
         ({"data": {"near_duplicates": {"n_words": 1 << 17}}}, "it must be at most 10000"),
-        ({"data": {"chat_template": "{{ x }}" * 99}}, "a template itself; write it to a file"),
+        ({"data": {"chat_template": "{{ x }}" * 99}}, "a template itself; save it to a file"),
         ({"demo": {"modle": "x"}}, "unknown key 'modle'"),
         # YAML reads the key 1 as a number and the key on as true.
-        ({"data": {1: "x", "seeed": 0}}, "unknown key 'data.1'; known keys are"),
+        ({"data": {1: "x", "seeed": 0}}, "unknown key 'data.1'; known keys:"),
         ({"sources": [{**base()["sources"][0], "where": {1: "x"}}]}, "where' is 1: .*Quote a key"),
-        ({"origins": {"training.x": {"from": "own"}}}, "not set here; set it, or leave"),
+        ({"origins": {"training.x": {"from": "own"}}}, "not set here; set it, or remove"),
         ({"evaluation": {"task": "exactmatch"}}, "'evaluation.task' is 'exactmatch'"),
         ({"sources": [{**base()["sources"][0], "kind": "locl"}]}, "'sources.0.kind' is 'locl'"),
         ({"claims": [{"text": "t", "duration": 2807}]}, "is 2807: .*put it in quotes .*46:47"),
@@ -159,17 +159,17 @@ def test_a_fault_names_its_fix(tmp_path: Path, change: dict[str, Any], message: 
 
 SQL = {"field": "a", "check": "sql", "dialect": "sqlit"}
 IDLE = [
-    ({"prompt": "{q}"}, "prompt has no effect beside text; remove one"),
-    ({"messages": "m", "completion": "{q}"}, "completion has no effect beside messages"),
+    ({"prompt": "{q}"}, "prompt has no effect with text; remove one"),
+    ({"messages": "m", "completion": "{q}"}, "completion has no effect with messages"),
     *(({key: "x"}, f"{key} has no effect without messages") for key in OF_MESSAGES[:-1]),
     ({"roles": {"x": "user"}}, "roles has no effect without messages"),
-    ({"kind": "hub", "path": "x"}, "path is read of git and local sources only, not of hub"),
+    ({"kind": "hub", "path": "x"}, "path applies only to git and local sources, not to hub"),
     *(
-        ({"kind": "git", key: "x"}, f"{key} is read of hub sources only, not of git; remove it")
+        ({"kind": "git", key: "x"}, f"{key} applies only to hub sources, not to git; remove it")
         for key in ("id", "revision", "config", "split")
     ),
     *(
-        ({key: value}, f"{key} is read of generated sources only, not of local")
+        ({key: value}, f"{key} applies only to generated sources, not to local")
         for key, value in (("generator", "facts"), ("n_documents", 9), ("seed", 0))
     ),
     ({"kind": "hub", "options": {"data_file": "x"}}, "options.data_file: unknown; use"),
@@ -234,7 +234,7 @@ def test_former_names_lead_to_existing_settings_and_are_not_settings() -> None:
         ("multiple_choice", {"answer": "c"}, {}, r"reads evaluation\.fields\.choices"),
         ("cypher", {"shema": "s"}, {}, r"fields\.shema .*did you mean 'schema'\?"),
         ("exact_match", {"schema": "s"}, {}, r"fields\.schema .*takes none"),
-        ("held_out_loss", {"pattern": "s"}, {}, r"fields\.pattern is read by nothing"),
+        ("held_out_loss", {"pattern": "s"}, {}, r"fields\.pattern has no effect"),
     ],
 )
 def test_a_task_with_missing_or_unused_inputs_is_rejected(
@@ -275,13 +275,13 @@ def test_sources_are_changed_by_name(tmp_path: Path) -> None:
         changed({"min": {"path": "b"}})
     told = {"e": {"sources": {"mine": "b", "min": {"path": "b"}}}}
     first, second = list_errors(tmp_path, manifest, experts=told)
-    assert "sources.mine is 'b'; give keys" in first and "sources.min: the expert" in second
+    assert "sources.mine is 'b'; set keys" in first and "sources.min: the expert" in second
 
 
 def test_one_machine_requests_no_nodes_and_several_as_many() -> None:
     assert count_nodes(TrainingSection(world_size=4, n_nodes=1)) is None
     assert count_nodes(TrainingSection(world_size=4, n_nodes=2)) == 2
-    said = r"n_nodes is 2 and training\.world_size 3: .* a multiple of 2"
+    said = r"n_nodes is 2 and training\.world_size 3, .* a multiple of 2"
     with pytest.raises(ConfigError, match=said):
         count_nodes(TrainingSection(world_size=3, n_nodes=2))
 

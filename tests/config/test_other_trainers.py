@@ -55,14 +55,14 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
     path, output = write(tmp_path, "true"), tmp_path / "config" / "experts" / "mine.yaml"
     done = run_script("import_settings", path, "--output", output)
     assert done.returncode == 0, done.stderr
-    assert "1 left out with a reason, 1 not known" in done.stderr
+    assert "1 left out with a reason, 1 unknown" in done.stderr
     text = output.read_text()
     for line in (
         "# optimizer: paged_adamw_8bit is adamw_8bit here.",
-        "# A step has 8 packed rows a card, as before; a row holds several examples.",
-        "# train[:20%] of FineTome-100k: all is read; max_documents takes a part.",
+        "# A step has 8 packed rows per card, as before; a row has several examples.",
+        "# train[:20%] of FineTome-100k: everything is read; max_documents limits it.",
         "#   wandb_project: wandb reads WANDB_PROJECT and the like from the environment",
-        "# Not known here, and left out: noise",
+        "# Unknown here, and left out: noise",
     ):
         assert line in text.splitlines()
     expert = load_expert("mine", folders=[output.parent], config=load_config(CONFIG))
@@ -78,28 +78,28 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
     assert expert["model"] == "/mnt/c/models/llama"
     # Later edits are not lost.
     again = run_script("import_settings", path, "--output", output)
-    assert again.returncode == 1 and "is there already" in again.stderr
+    assert again.returncode == 1 and "already exists" in again.stderr
     assert run_script("import_settings", path).stdout == text
 
 
 def test_an_unpacked_recipe_keeps_its_examples_per_step(tmp_path: Path) -> None:
     result = translate(write(tmp_path, "false"))
     assert result.manifest["training"]["packing"] == "none"
-    assert any("A step has 8 examples a card, as before" in note for note in result.notes)
+    assert any("A step has 8 examples per card, as before" in note for note in result.notes)
 
 
 def test_an_unsupported_recipe_gets_a_line(tmp_path: Path) -> None:
     for text, problem in {
-        "finetuning_type: oft": "method oft is not here",
+        "finetuning_type: oft": "method oft is not supported",
         "use_galore: true": "use_galore asks for GaLore",
         "learning_rate: 1": "names no model; add one of model_name_or_path",
-        "- 1": "holds no settings",
-        "stage: dpo": "training by dpo is not here",
-        "rl: kto": "training by kto is not here",
+        "- 1": "contains no settings",
+        "stage: dpo": "training by dpo is not supported",
+        "rl: kto": "training by kto is not supported",
     }.items():
         with pytest.raises(ConfigError, match=problem):
             translate_text(tmp_path, text)
-    with pytest.raises(ConfigError, match="training by dpo is not here"):
+    with pytest.raises(ConfigError, match="training by dpo is not supported"):
         translate_text(tmp_path, "accelerate launch trl dpo --model_name m", "x.sh")
 
 
@@ -129,7 +129,7 @@ def test_named_modules_are_adapted_however_they_are_written(
 
 def test_a_pattern_of_modules_is_reported(tmp_path: Path) -> None:
     result = translate_text(tmp_path, "model_name: m\nuse_peft: true\ntarget_modules: .*[qv]_proj$")
-    assert "a pattern" in result.explained["target_modules"]
+    assert "patterns are" in result.explained["target_modules"]
 
 
 def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_nine_of_ten_keys_of_real_recipes_are_known(
     n_unknown = sum(len(one.unknown) for one in taken)
     print(f"{n_known} keys known, {n_unknown} not, of {len(taken)} files; {len(refused)} refused")
     assert n_known / (n_known + n_unknown) >= 0.9
-    assert all("is not here; " in line and "\n" not in line for line in refused)
+    assert all("is not supported; " in line and "\n" not in line for line in refused)
 
 
 @pytest.mark.long

@@ -135,7 +135,7 @@ def test_a_run_waits_for_the_jobs_of_the_previous_one(
     write_squeue('echo "$@" >> asked; [ $(wc -l < asked) = 3 ] || printf "8\\n7\\n"')
     hold_for_slurm("second")
     told = capsys.readouterr().err
-    assert "waiting for 7 8; to end them sooner: scancel 7 8" in told and told.count("\n") == 1
+    assert "waiting for 7 8; to stop them sooner: scancel 7 8" in told and told.count("\n") == 1
     asked = Path("asked").read_text().splitlines()
     assert len(asked) == 3 and all(line.endswith("--name=first") for line in asked)
     assert slurm_runs() == ["second"]
@@ -147,7 +147,7 @@ def test_a_run_waits_for_the_jobs_of_the_previous_one(
     hold_for_slurm("third")
     monkeypatch.setenv("PATH", "/nowhere")
     hold_for_slurm(None)
-    assert "no squeue here to ask" in capsys.readouterr().err
+    assert "no squeue here; make sure" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -172,7 +172,7 @@ def test_waiting_ends_after_a_day(
     naps: list[float] = []
     clock = SimpleNamespace(sleep=naps.append, monotonic=lambda: 6 * 3600.0 * len(naps))
     monkeypatch.setattr(run_lock, "time", clock)
-    with pytest.raises(SystemExit, match="scancel 7, and run again; it was waited for 24 h"):
+    with pytest.raises(SystemExit, match="scancel 7, and run again; gave up after 24 h"):
         hold_for_slurm(None)
     assert capsys.readouterr().err.count("scancel 7; Ctrl-C ends the wait\n") == 4
 

@@ -229,7 +229,7 @@ def test_waiting_for_a_lock_ends_after_a_day(
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(TransientError, match="another is at work, for 24 h now; stop it"):
             wait_for_lock(wanted, "another is at work", shared=True)
-        assert caplog.text.count("waiting for it; Ctrl-C stops waiting") == 4
+        assert caplog.text.count("waiting for it; Ctrl-C ends the wait") == 4
         fcntl.flock(held, fcntl.LOCK_UN)
         wait_for_lock(wanted, "another is at work")
         assert len(naps) == 4

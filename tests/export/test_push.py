@@ -164,7 +164,7 @@ def test_only_a_card_may_be_edited(hub: Any, results: Path, words: tuple[str, ..
     )
     assert not [name for name in found if "checkpoints" in name]
     (merged / "config.json").write_text("{1}")
-    assert "config.json: is not what" in push(hub, results, *words).stderr
+    assert "config.json: does not match" in push(hub, results, *words).stderr
 
 
 def test_an_expert_that_cannot_be_pushed_is_one_line(

@@ -158,7 +158,7 @@ def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:
     origins = {"training.learning_rate": public, "sources.mine.text": {"from": "own"}}
     loaded(tmp_path, {**MANIFEST, "origins": origins})
     text = describe_origins(tmp_path / "mine.yaml")
-    assert "training.learning_rate 0.001: a public recipe has it; the recipe's own" in text
+    assert "training.learning_rate 0.001: from a public recipe; the recipe's own" in text
     assert "sources.mine.text {a}: chosen here" in text
 
 
@@ -179,4 +179,4 @@ def test_a_claim_is_checked_by_hand() -> None:
     assert wrong.returncode == 1
     assert "are 47 minutes, about $1.97 at $2.49 an hour, not 47 hours" in wrong.stdout
     alone = run_script("check_claims", "--hours", "47")
-    assert alone.returncode == 2 and "give at least two" in alone.stderr
+    assert alone.returncode == 2 and "pass at least two" in alone.stderr

@@ -234,10 +234,10 @@ def test_a_bar_on_an_unknown_path_is_rejected_when_it_is_read() -> None:
         assert not list(find_wrong_bars([{"path": path} for path in leaves(plain)]))
     for path, hint in (
         ("evaluation.delta.valu_fraction", "did you mean 'value_fraction'?"),
-        ("cost.usd.mean", "'mean'; workflow/schemas/report.schema.yaml has all"),
-        ("findings[0].name", "by 'name'"),
-        ("run.preset[0]", "by '0'"),
-        ("verdict.learned", "by 'verdict'"),
+        ("cost.usd.mean", "'mean' is unknown; workflow/schemas/report.schema.yaml lists all"),
+        ("findings[0].name", "'name' is unknown"),
+        ("run.preset[0]", "'0' is unknown"),
+        ("verdict.learned", "'verdict' is unknown"),
     ):
         [line] = find_wrong_bars([{"path": path}])
         assert hint in line

@@ -119,6 +119,6 @@ def test_processes_on_one_node_and_on_two_train_what_they_do_without_slurm(tmp_p
     assert one["loss_last"] == two["loss_last"]
     assert queue() == []
     log = (space.root / "snakemake.log").read_text()
-    assert f"still with Slurm: waiting for {left[0]} {left[1]}; to end them" in log
+    assert f"still in Slurm: waiting for {left[0]} {left[1]}; to stop them" in log
     assert one["n_sessions"] == two["n_sessions"] == 1, "the second jobs found all trained"
     assert sorted(entry.n_nodes for entry in queue(ended=True)[n_before:]) == [1, 1, 2, 2]

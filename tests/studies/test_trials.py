@@ -297,7 +297,7 @@ def test_a_signal_stops_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> Non
     support.wait_for((scratch / "trial").exists, during=process)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=support.PATIENCE_S)
-    assert process.returncode == 143 and "signal 15; this variant starts anew" in said
+    assert process.returncode == 143 and "signal 15; this variant starts over" in said
     assert not scratch.exists() and not output.exists()
 
 

@@ -100,7 +100,7 @@ def test_settings_of_the_bundle_override_the_boxs(cheap: Workspace, empty: Box) 
     empty.open(cheap.root / BUNDLE)
     assert empty.planned() == GPU_WORK
     told = empty.run("-n", REPORT)
-    assert "note: tiny: goes by the manifest of its bundle" in told
+    assert "note: tiny: uses the manifest of its bundle" in told
 
 
 def test_another_preset_and_other_raw_data_are_rejected(cheap: Workspace, box: Box) -> None:

@@ -54,15 +54,15 @@ FAULTS = [
     Fault("training: {", "training:\n\t{", "mine.yaml:11: a tab"),
     Fault("mine.jsonl", "my.jsonl", "source mine: no file at data/my.jsonl; correct"),
     Fault("tiny-qwen3", "tiny-qwen", "which is not known; did you mean 'builtin:tiny-qwen3'?"),
-    Fault("builtin:tiny-qwen3", "dat/", "model is 'dat/', and there is no such folder; did you"),
+    Fault("builtin:tiny-qwen3", "dat/", "model is 'dat/', but there is no such folder; did you"),
     Fault("builtin:tiny-qwen3", "data", "data: no config.json; give a model directory or a hub"),
     Fault(EPOCHS, "attention: varlen", "training.attention varlen needs a CUDA card; use auto"),
-    Fault(EPOCHS, "tuned: a.json", "training.tuned names a.json, which is not there"),
-    Fault(EPOCHS, "world_size: 2", "world_size is 2, and a run may hold 1 at once"),
+    Fault(EPOCHS, "tuned: a.json", "training.tuned names a.json, which does not exist"),
+    Fault(EPOCHS, "world_size: 2", "world_size is 2, but a run may use 1 at once"),
     told("did you mean 'H100 SXM'", "hardware=H100 SMX"),
     told("unknown key 'hardwar'; did you mean 'hardware'?", "hardwar=cpu"),
     told("key 'preset' is 'ful': it must be one of ['demo', 'full']; did you mean", "preset=ful"),
-    told("price_usd_per_hour is inf; give a finite number, or null", "price_usd_per_hour=inf"),
+    told("price_usd_per_hour is inf; use a finite number, or null", "price_usd_per_hour=inf"),
 ]
 if find_spec("wandb") is None:
     FAULTS.append(Fault(EPOCHS, "report_to: wandb", "package wandb is not installed; pip install"))
@@ -96,12 +96,12 @@ def test_a_duplicate_setting_is_one_line(place: Path) -> None:
     path.write_text("experts: {mine: {}}\ntraining: {seed: 1}\ntraining: {lr: 1}\n")
     arguments = ["-n", "results/mine/report.json", "--configfile", str(path)]
     line = Workspace(place).refused("-s", str(ROOT / "Snakefile"), *arguments)
-    assert "twice.yaml:3: key 'training' is there twice; remove one" in line
+    assert "twice.yaml:3: key 'training' appears twice; remove one" in line
 
 
 def test_an_unwritable_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("")
-    with pytest.raises(ConfigError, match="results: is no folder; correct its permissions"):
+    with pytest.raises(ConfigError, match="results: is not a folder; correct its permissions"):
         check_writable(tmp_path / "results" / "mine")
     check_writable(tmp_path / "state" / "mine")
 
@@ -156,7 +156,7 @@ def test_a_failed_download(fresh: Workspace) -> None:
     fresh.write_manifest("other", {**manifest(), "model": "nobody/nothing"})
     fresh.write_manifest("tiny", value)
     line = fresh.refused("results/other/model.json", HF_HUB_OFFLINE="1")
-    assert "model is 'nobody/nothing': neither a folder here nor in the cache" in line
+    assert "model is 'nobody/nothing': neither a local folder nor in the cache" in line
     line = fresh.refused("results/tiny/datasets.json", HF_HUB_OFFLINE="1")
     assert "error: source h: data set nobody/nothing" in line
 

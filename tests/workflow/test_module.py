@@ -61,7 +61,7 @@ def test_two_runs_at_once(mine: Workspace, finished: Workspace) -> None:
 def test_impossible_runs_are_rejected(mine: Workspace) -> None:
     assert "resource gpu is not limited" in mine.refused(REPORT)
     assert "train_expert" in mine.run("-n", REPORT)
-    assert "--no-hooks would leave out the lock" in mine.refused(REPORT, "--no-hooks", *LIMITS)
+    assert "--no-hooks would disable the lock" in mine.refused(REPORT, "--no-hooks", *LIMITS)
     wide = ("--config", "training={world_size: 2}")
     assert "training.world_size is 2" in mine.refused(REPORT, *LIMITS, *wide)
     assert "unknown key 'sample'" in mine.refused(REPORT, *LIMITS, "--config", "sample=1")

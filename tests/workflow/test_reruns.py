@@ -116,9 +116,9 @@ def test_the_other_preset_is_rejected_and_can_be_previewed(space: Workspace) -> 
     space.write_manifest("tiny", {**manifest(), "demo": demo})
     target = "results/tiny/report.json"
     refused = space.refused(target)
-    assert "holds the full preset and this run is demo; move it" in refused
+    assert "is of the full preset and this run is demo; move it" in refused
     looked = space.run("-n", target)
-    assert "; a run replaces it, with --config allow_preset_change=true alone" in looked
+    assert "; a run replaces it only with --config allow_preset_change=true" in looked
     space.run("-n", target, "--config", "allow_preset_change=true")
     # Neither dry run changed what the results were made from.
     assert space.planned("--config", "preset=full") == set()
@@ -184,7 +184,7 @@ def test_copied_results_are_adopted_and_verified(space: Workspace, tmp_path: Pat
     plan.write_text(plan.read_text() + " ")
     done = clone.script("verify_results")
     assert done.returncode == 1
-    assert "results/tiny/plan.json: damaged, not what its sidecar says" in done.stdout
+    assert "results/tiny/plan.json: damaged, does not match its sidecar" in done.stdout
 
 
 def test_a_lost_result_is_published_from_its_state(space: Workspace) -> None:

@@ -58,10 +58,10 @@ def test_a_failure_is_one_line_and_leaves_what_was_rejected(place: Path) -> None
         code, _, problem = pretokenize(place, *given)
         assert code == 1 and problem.startswith(f"error: {reason}")
     code, _, problem = pretokenize(place, "--cores", "0")
-    assert code == 2 and "--cores: give at least 1" in problem
+    assert code == 2 and "--cores must be at least 1" in problem
     code, _, problem = pretokenize(place, "--prompt", "{question}")
     assert code == 2
-    assert "give --prompt and --completion, or --text, or --messages" in problem
+    assert "pass --prompt and --completion, or --text, or --messages" in problem
 
 
 def test_a_signal_to_stop_leaves_nothing(place: Path) -> None:
@@ -93,4 +93,4 @@ def test_rows_are_complete_and_never_overwrite_a_folder(place: Path) -> None:
     assert f"{packing['train']['n_tokens']:,} tokens" in said
     code, _, problem = pretokenize(place, *templates)
     assert (code, problem.count("\n")) == (1, 1)
-    assert "rows is there; name another folder" in problem
+    assert "rows already exists; choose another folder" in problem

@@ -125,9 +125,15 @@ def test_a_run_into_a_pipe(space: Workspace) -> None:
     # An unexpected fault, a killed job, and a job that is asked to stop.
     script, path = "workflow/scripts/build_report.py", "results/tiny/logs/build_report.log"
     for code, reason in (
-        ("raise ValueError('boom')", f"ValueError: boom; this is unexpected, {path} tells where"),
-        ("import os; os.kill(os.getpid(), 9)", "build_report ended without a word, as if killed"),
-        (TOLD_TO_STOP, "build_report was told to stop; run the same command again to continue"),
+        ("raise ValueError('boom')", f"ValueError: boom; this is unexpected, see {path}"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "build_report ended without a message, as if killed",
+        ),
+        (
+            TOLD_TO_STOP,
+            "build_report was stopped by a signal; run the same command again to continue",
+        ),
     ):
         (space.root / script).write_text(code)
         done = space.snakemake(REPORT, "--quiet", "all")

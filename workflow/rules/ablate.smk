@@ -1,4 +1,4 @@
-"""What every switch is worth on this machine, beside what was claimed; only where asked for.
+"""What every switch is worth on this machine, next to the claims; only on request.
 
 Needs:  results/{expert}/plan.json, packing.json, model.json; the hardware that will train
 Makes:  results/{expert}/ablation/{variant}.json   one variant against the plan, in pairs of runs

@@ -1,7 +1,7 @@
-"""All that a GPU box needs from staging to the report, as one verified file.
+"""Everything that a GPU machine needs from staging to the report, as one verified file.
 
 Needs:  plan, packed rows, model and documents of an expert
-Makes:  results/{expert}/bundle.tar            to be opened there by workflow/scripts/open_bundle.py
+Makes:  results/{expert}/bundle.tar            opened there with workflow/scripts/open_bundle.py
 """
 
 

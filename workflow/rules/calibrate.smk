@@ -1,4 +1,4 @@
-"""What a few real steps take, measured before the plan, where the configuration says so.
+"""What a few real steps take, measured before the plan if the configuration says so.
 
 Needs:  results/{expert}/packing.json, model.json; the hardware that will train
 Makes:  results/{expert}/calibration.json      seconds of a step, a save, an evaluation, and the rest

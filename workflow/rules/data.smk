@@ -3,7 +3,7 @@
 Needs:  the sources that an expert's manifest names
 Makes:  results/{expert}/datasets.json         sources, licenses, shards
         results/{expert}/documents/…           rendered documents and rejects, by shard
-        results/{expert}/documents.json        counts; keep.arrow says which stay, and where
+        results/{expert}/documents.json        counts; keep.arrow lists which stay, and where
 """
 
 

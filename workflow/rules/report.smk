@@ -4,10 +4,10 @@ Needs:  every record of an expert
 Makes:  results/{expert}/report.json and report.html
         results/index.json and index.html      all configured experts side by side
 
-The page is also carried by `snakemake --report report.zip`.
+The page is also part of `snakemake --report report.zip`.
 """
 
-# The page is carried by Snakemake's own report.
+# How Snakemake's own report shows the page.
 PAGE = {"caption": "../report/receipt.rst", "category": "Experts", "labels": {"expert": "{expert}"}}
 
 

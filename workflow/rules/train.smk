@@ -7,7 +7,7 @@ Makes:  results/{expert}/plan.json             every setting resolved, with reas
         results/{expert}/profile/              kernels.json; a trace where steps were profiled
         results/{expert}/generations.json      answers of the models before and after training
         results/{expert}/evaluation.json       before and after; all answers in answers.jsonl
-        results/{expert}/export.json           model people load, in merged/
+        results/{expert}/export.json           the model to load, in merged/
         state/{expert}/…                       undeclared: what a retry resumes from
         state/.evaluations/{expert}.jsonl      undeclared: earlier evaluations, to compare with
 """

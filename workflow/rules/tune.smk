@@ -1,4 +1,4 @@
-"""The fastest settings of a step on this machine, searched where a manifest or a user asks for it.
+"""The fastest settings of a step on this machine, searched if a manifest or a user asks for it.
 
 Needs:  results/{expert}/packing.json, model.json; the hardware that will train
 Makes:  results/{expert}/tuning.json           what was tried, what is fastest, and its gain

@@ -11,7 +11,7 @@ from expertflow.studies.records import VariantJob, VariantRecord
 def main(job: VariantJob) -> VariantRecord:
     if read_record(TrainPlan, job.plan).gpu is not None:
         lock_cards(1)
-    # It imports torch, which takes seconds: --help and mistakes are answered before.
+    # It imports torch, which takes seconds: --help and usage errors come first.
     with cli.heavy_imports():
         from expertflow.studies.ablate_variant import ablate_variant
 
@@ -19,4 +19,4 @@ def main(job: VariantJob) -> VariantRecord:
 
 
 if __name__ == "__main__":
-    cli.run_stage(main, takes=VariantJob, interrupted="this variant starts anew")
+    cli.run_stage(main, takes=VariantJob, interrupted="this variant starts over")

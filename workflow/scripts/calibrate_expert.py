@@ -10,7 +10,7 @@ from expertflow.studies.plan_expert import CalibrationJob
 def main(job: CalibrationJob) -> Calibration | None:
     if job.spec.hardware != "cpu":
         lock_cards(job.spec.world_size)
-    # It imports torch, which takes seconds: --help and mistakes are answered before.
+    # It imports torch, which takes seconds: --help and usage errors come first.
     with cli.heavy_imports():
         from expertflow.studies.calibrate import calibrate
 
@@ -18,4 +18,4 @@ def main(job: CalibrationJob) -> Calibration | None:
 
 
 if __name__ == "__main__":
-    cli.run_stage(main, takes=CalibrationJob, interrupted="a calibration starts anew")
+    cli.run_stage(main, takes=CalibrationJob, interrupted="the calibration starts over")

@@ -26,10 +26,14 @@ def main() -> None:
         flag = f"--{name.replace('_', '-')}"
         if claimed.kind in (int, float) or name == "duration":
             parser.add_argument(flag, dest=claimed.name, type=claimed.kind, help=claimed.text)
-    parser.add_argument("--parts-hours", type=float, nargs="+", default=[], help="parts of them")
-    parser.add_argument("--speedups", type=float, nargs="+", default=[], help="factors, not TF32's")
-    parser.add_argument("--precision", choices=get_args(Precision), help="TF32 is for fp32")
-    parser.add_argument("--hardware", type=Path, metavar="PLAN", help="plan.json for the card")
+    parser.add_argument(
+        "--parts-hours", type=float, nargs="+", default=[], help="parts that add up to them"
+    )
+    parser.add_argument(
+        "--speedups", type=float, nargs="+", default=[], help="factors, except TF32's"
+    )
+    parser.add_argument("--precision", choices=get_args(Precision), help="TF32 only affects fp32")
+    parser.add_argument("--hardware", type=Path, metavar="PLAN", help="plan.json with the card")
     args = vars(parser.parse_args())
     path, parts = args.pop("hardware"), tuple(args.pop("parts_hours"))
     args["speedups"] = tuple(args["speedups"])
@@ -37,7 +41,7 @@ def main() -> None:
     hardware = plan.hardware if plan else None
     claim = Claim(text="by hand", parts_hours=parts, hardware=hardware, **args)
     if not (checks := check_claims((claim,), plan)):
-        parser.error("these figures cannot be held against each other; give at least two")
+        parser.error("these figures cannot be checked against each other; pass at least two")
     print("\n".join(claim_line(check) for check in checks))
     sys.exit(not all(check.holds for check in checks))
 

@@ -18,9 +18,9 @@ class ExportInputs(CardInputs, frozen=True, kw_only=True):
 
 
 def main(inputs: ExportInputs) -> ExportRecord:
-    # Hidden before CUDA starts, as peft would load adapters onto a busy card.
+    # Hidden before CUDA starts, because peft would load adapters onto a busy card.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # They import torch, which takes seconds: --help and mistakes are answered before.
+    # They import torch, which takes seconds: --help and usage errors come first.
     with cli.heavy_imports():
         from expertflow.export.merge import Trained, export_model
 

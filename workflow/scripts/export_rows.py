@@ -4,7 +4,7 @@
     python workflow/scripts/export_rows.py --rows results/expert-sql/packed/train --output rows-sql
 
 Open it with ``datasets.load_from_disk``. Columns: input_ids, seq_lengths (lengths of a row's
-documents; padding counts as one) and labels (-100 where a token is no target).
+documents; padding counts as one) and labels (-100 where a token is not a target).
 """
 
 from pathlib import Path
@@ -20,9 +20,9 @@ def main() -> None:
     targets = parser.add_mutually_exclusive_group()
     targets.add_argument("--labels", action="store_true", help="ids of the targets (default)")
     targets.add_argument(
-        "--completion-mask", action="store_true", help="1 at targets, 0 elsewhere, in place of ids"
+        "--completion-mask", action="store_true", help="1 at targets, 0 elsewhere, instead of ids"
     )
-    parser.add_argument("--unpadded", action="store_true", help="leave the padding of rows out")
+    parser.add_argument("--unpadded", action="store_true", help="omit the padding of rows")
     args = parser.parse_args()
     column: Targets = "completion_mask" if args.completion_mask else "labels"
     done = export_rows(args.rows, args.output, targets=column, padded=not args.unpadded)

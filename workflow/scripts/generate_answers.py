@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ask an expert before and after training what held-out documents ask."""
+"""Ask an expert the questions of held-out documents, before and after training."""
 
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ def main(
 ) -> GenerationRecord:
     if plan.gpu is not None:
         lock_cards(1)
-    # They import torch, which takes seconds: --help and mistakes are answered before.
+    # They import torch, which takes seconds: --help and usage errors come first.
     with cli.heavy_imports():
         from expertflow.evaluate.ask_models import ask_models
         from expertflow.evaluate.evaluator import GenerationInputs

@@ -5,7 +5,7 @@ r"""Run a command on a rented machine; stop it in time, save its output, then st
         --push s3://bucket/run1 --sync-to s3://bucket/run1 --on-finish 'runpodctl stop pod …' \
         -- snakemake --cores 8 results/expert-sql/report.json
 
-Signals reach all processes of the command. At the end results are copied and verified, the cost is
+Signals reach all processes of the command. At the end, results are copied and verified, the cost is
 recorded in results/guard.json, and only then --on-finish runs. See docs/rented.md.
 
 Exit code: the command's own; 128 + n after signal n; 80 budget, 81 idle cards, 82 standstill, 83

@@ -19,7 +19,7 @@ from expertflow.core.files import replacing
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("file", type=Path, help="settings of another trainer, YAML or JSON")
-    parser.add_argument("--output", type=Path, help="manifest to write; default: to the terminal")
+    parser.add_argument("--output", type=Path, help="manifest to write; default: print it")
     args = parser.parse_args()
     result = translate(args.file)
     text = write_manifest(result)
@@ -27,13 +27,13 @@ def main() -> None:
         print(text, end="")
         return
     if args.output.exists():
-        raise ConfigError(f"{args.output}: is there already; remove it, or name another file")
+        raise ConfigError(f"{args.output}: already exists; remove it, or choose another file")
     args.output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(args.output) as partial:
         partial.write_text(text, encoding="utf-8")
     print(
         f"{len(result.mapped)} keys mapped, {len(result.explained)} left out with a reason,"
-        f" {len(result.unknown)} not known: {args.output}",
+        f" {len(result.unknown)} unknown: {args.output}",
         file=sys.stderr,
     )
 

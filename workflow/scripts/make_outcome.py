@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="outcome.tar to write")
     args = parser.parse_args()
     if not args.directory.is_dir():
-        raise ConfigError(f"{args.directory}: no such folder; name the one where Snakemake ran")
+        raise ConfigError(f"{args.directory}: no such folder; pass the one where Snakemake ran")
     output = args.output.absolute()
     os.chdir(args.directory)
     write_bundle(output, *pack_outcome(args.expert))

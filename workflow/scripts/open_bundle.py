@@ -24,20 +24,20 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder with the base model's weights")
     parser.add_argument("--accept-other-code", action="store_true", help="let rules run again")
     parser.add_argument("--allow-own-code", action="store_true", help="run its maker's own task")
-    parser.add_argument("--replace", action="store_true", help="drop results that are there")
+    parser.add_argument("--replace", action="store_true", help="replace existing results")
     parser.add_argument("--outcome", action="store_true", help="it is an outcome.tar")
     args = parser.parse_args()
     index = read_index(args.bundle)
     target = f"results/{index.expert}/report.json"
     if args.outcome:
         land_outcome(args.bundle, index, args.directory, may_replace=args.replace)
-        logging.info("%s is here, checked; see report.html beside it", args.directory / target)
+        logging.info("%s is here, verified; see report.html next to it", args.directory / target)
         return
     others = other_code(index.code)
     if others and not args.accept_other_code:
         raise ConfigError(
             f"{args.bundle}: made by other code than this checkout's: {', '.join(others)}; check"
-            " out the code it was made by, or let these rules run again with --accept-other-code"
+            " out the code that made it, or let these rules run again with --accept-other-code"
         )
     places = [args.directory / "config", BASEDIR / "config"]
     opened = OpenedBundle(
@@ -48,7 +48,7 @@ def main() -> None:
     )
     place, model, may_replace = args.directory, args.model, args.replace
     is_new = open_bundle(args.bundle, opened, place, model=model, may_replace=may_replace)
-    logging.info("%s: next, snakemake %s", "opened" if is_new else "was open already", target)
+    logging.info("%s: next, snakemake %s", "opened" if is_new else "already open", target)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-r"""Tokenize and pack plain files without an expert, into the same rows as an expert gets.
+r"""Tokenize and pack plain files without an expert, into the same rows as an expert's.
 
     python workflow/scripts/pretokenize_files.py --input 'data/*.jsonl' --output rows \
         --tokenizer DIR --length 2048 --prompt '{question}' --completion '{answer}'
@@ -23,20 +23,20 @@ def main() -> None:
     add("--input", required=True, help="a file or a glob: JSON Lines, CSV, Parquet, Arrow, text")
     add("--output", type=Path, required=True, help="folder to write; must be new")
     add("--tokenizer", type=Path, required=True, help="folder of a tokenizer, or of its model")
-    add("--length", type=int, help="tokens a row; default: the shortest that cuts no document")
+    add("--length", type=int, help="tokens per row; default: the shortest that cuts no document")
     add("--prompt", help="template of the question, e.g. '{question}'; with --completion")
     add("--completion", help="template of the answer")
     add("--text", help="template of a plain document; default: '{text}'")
-    add("--messages", help="field that holds a list of turns")
+    add("--messages", help="field with a list of turns")
     add("--packing", choices=("bfd", "concat", "none"), default="bfd", help="default: bfd")
     add("--cores", type=int, default=len(os.sched_getaffinity(0)), help="default: all")
     args = parser.parse_args()
     given = {name: value for name in TEMPLATES if (value := getattr(args, name)) is not None}
     if set(given) not in ({"prompt", "completion"}, {"text"}, {"messages"}, set()):
-        parser.error("give --prompt and --completion, or --text, or --messages")
+        parser.error("pass --prompt and --completion, or --text, or --messages")
     if args.cores < 1:
         # Snakemake would wait for a core forever.
-        parser.error("--cores: give at least 1")
+        parser.error("--cores must be at least 1")
     request = PackRequest(
         files=args.input,
         tokenizer=args.tokenizer,

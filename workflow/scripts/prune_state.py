@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Remove training states, tokens and staged copies that no result uses any more.
 
-Also what killed jobs have left half-written. Keeps what is published or in use, and the newest
+Also removes what killed jobs left half-written. Keeps what is published or in use, and the newest
 unfinished state of each expert.
 """
 

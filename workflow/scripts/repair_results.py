@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Remove what is damaged below results/ and state/, so that the next run makes it again.
+"""Remove damaged files below results/ and state/, so that the next run makes it again.
 
-With each file goes the record that names it, and the report. Unknown files stay.
+The record that lists a file goes with it, as does the report. Unknown files stay.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from expertflow.core import cli
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="holds results/")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="folder with results/")
     parser.add_argument("--dry-run", action="store_true", help="only list them")
     args = parser.parse_args()
     problems, summary = find_problems(args.folder)

@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=512, help="longest answer in tokens")
     args = parser.parse_args()
     cli.stop_with_reader()
-    # They import torch, which takes seconds: --help and mistakes are answered before.
+    # They import torch, which takes seconds: --help and usage errors come first.
     with cli.heavy_imports():
         from transformers.utils import logging
 
@@ -36,7 +36,7 @@ def main() -> None:
     logging.disable_progress_bar()
     expert = load_expert(args.folder, max_new_tokens=args.max_new_tokens)
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # As in arguments: what is not UTF-8 is refused as a question, and a chat goes on.
+        # As in arguments: a question that is not UTF-8 is refused, and a chat continues.
         sys.stdin.reconfigure(errors="surrogateescape")
 
     def show(text: str) -> None:

@@ -19,7 +19,7 @@ def main() -> None:
     changes, plan = changes_of(args), read_record(TrainPlan, args.plan)
     if plan.gpu is not None:
         lock_cards(changes.get(name_of(TrainPlan.world_size), plan.world_size))
-    # They import torch, which takes seconds: --help and mistakes are answered before.
+    # They import torch, which takes seconds: --help and usage errors come first.
     with cli.heavy_imports():
         from expertflow.train.feed.on_the_fly import Documents
         from expertflow.train.job import TrainingJob, run_job

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Search the fastest settings of an expert's training step on this machine."""
+"""Find the fastest settings of an expert's training step on this machine."""
 
 import logging
 
@@ -12,7 +12,7 @@ from expertflow.studies.plan_expert import TuneJob
 def main(job: TuneJob) -> TuningRecord:
     if job.spec.hardware != "cpu":
         lock_cards(1)
-    # They import torch, which takes seconds: --help and mistakes are answered before.
+    # They import torch, which takes seconds: --help and usage errors come first.
     with cli.heavy_imports():
         from expertflow.studies.subprocess_runner import LIMIT_S, TrialRunner
         from expertflow.studies.tune import tune
@@ -20,7 +20,7 @@ def main(job: TuneJob) -> TuningRecord:
     runner = TrialRunner(limit_s=max(LIMIT_S, job.max_seconds))
     record = tune(job, runner.run)
     if record.best is None:
-        logging.warning("nothing could be run: a plan will leave this tuning out")
+        logging.warning("no trial could run: a plan will ignore this tuning")
     return record
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Read every file below results/ and state/, and list what is damaged, missing or unknown.
 
-Works on copied results without Snakemake's own records. Exits 1 if there is any of it.
+Works on copied results without Snakemake's own records. Exits with 1 if there are any.
 """
 
 import sys
@@ -13,7 +13,7 @@ from expertflow.core import cli
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="holds results/")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="folder with results/")
     cli.stop_with_reader()
     problems, summary = find_problems(parser.parse_args().folder)
     for line in (*list_made_by_other_code(), *problems, summary):

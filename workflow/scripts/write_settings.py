@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--check", action="store_true", help="say what is out of date; exit code 1")
+    parser.add_argument(
+        "--check", action="store_true", help="list what is out of date; exit code 1"
+    )
     args = parser.parse_args()
     files = render_files(ROOT)
     stale = [p for p, text in files.items() if not p.is_file() or p.read_text("utf-8") != text]

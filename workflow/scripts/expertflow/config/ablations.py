@@ -25,8 +25,8 @@ def ablation_spec(config: Settings, folders: Sequence[Path]) -> AblationSpec:
         for variant in new:
             if variant.name in variants:
                 raise ConfigError(
-                    f"{path}: a second variant is named {variant.name!r}; rename one, names are"
-                    " unique over all files of ablation.files"
+                    f"{path}: a second variant is named {variant.name!r}; rename one, names must be"
+                    " unique across all files of ablation.files"
                 )
             variants[variant.name] = variant
         claims += [(path, ClaimedRatio(**claim)) for claim in value.get("claims", [])]
@@ -53,7 +53,7 @@ def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
         raise ConfigError(
             f"no variant is named {name!r} in ablation.files; {suggest_name(name, named)}"
         )
-    # A new label or another rung measures the same, and runs nothing again.
+    # A new label or rung measures the same, so it must not rerun anything.
     variant = replace(named[name], label="", of=None, rung=None)
     return fill_record(VariantSpec, spec, variant=variant)
 
@@ -65,7 +65,7 @@ def ablation_files(config: Settings, folders: Sequence[Path]) -> list[Path]:
         find_file(
             name,
             places,
-            f"ablation.files names {name!r} and config/ablations/{name}.yaml is not there",
+            f"ablation.files names {name!r}, but config/ablations/{name}.yaml does not exist",
         )
         for name in config["ablation"]["files"]
     ]
@@ -81,12 +81,12 @@ def _singles(value: Settings, path: Path) -> list[Variant]:
         if unlike or (variant.metric != "tokens_per_s" and changed):
             key = "saves" if unlike else "training and rows"
             raise ConfigError(
-                f"{path}: variant {variant.name!r} has metric {variant.metric}, which {key} mean"
-                " nothing to; drop one of them"
+                f"{path}: variant {variant.name!r} has metric {variant.metric}, which cannot be"
+                f" combined with {key}; remove one of them"
             )
         if variant.metric == "hours" and variant.saves == 1.0:
             raise ConfigError(
-                f"{path}: variant {variant.name!r} has metric hours and the plan's saves; give"
+                f"{path}: variant {variant.name!r} has metric hours and the plan's saves; set"
                 " saves, e.g. 0.5"
             )
         made.append(variant)
@@ -94,7 +94,7 @@ def _singles(value: Settings, path: Path) -> list[Variant]:
 
 
 def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
-    # Defaults first: what the file says wins.
+    # Defaults first, so that the file's values win.
     start = Variant(**{"rows": "packed", "training": {}, **ladder["start"], "of": of, "rung": 0})
     _check_training(start, path)
     rungs, training = [start], dict(start.training)
@@ -104,10 +104,10 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
         for key in undone:
             if key not in training:
                 raise ConfigError(
-                    f"{path}: step {step['name']!r} gives {key!r} back to the plan, which no rung"
-                    f" before has changed; {suggest_name(key, training)}"
+                    f"{path}: step {step['name']!r} returns {key!r} to the plan, but no earlier"
+                    f" rung changed it; {suggest_name(key, training)}"
                 )
-            # Rung by rung the changes of the start go, until the plan is left.
+            # Each rung undoes some of the start's changes, until only the plan is left.
             del training[key]
         before = rungs[-1].rows
         rows: Rows = step.get("rows", before)
@@ -115,13 +115,13 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
             undone.append("rows")
         if not undone:
             raise ConfigError(
-                f"{path}: step {step['name']!r} changes nothing; give as_planned, or other rows"
+                f"{path}: step {step['name']!r} changes nothing; set as_planned, or other rows"
             )
-        # Rows begins with the plan's.
+        # The first of Rows is the plan's.
         if order.index(rows) > order.index(before):
             raise ConfigError(
                 f"{path}: step {step['name']!r} goes from rows {before} to {rows}, away from the"
-                " plan; a ladder leads to it"
+                " plan; a ladder must lead to it"
             )
         rungs.append(
             Variant(
@@ -133,21 +133,21 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
                 rung=i,
             )
         )
-    # The plan itself is the last rung: what is left over would be measured as part of no step.
+    # The plan itself is the last rung: leftover changes would not be measured in any step.
     left = [*sorted(training), *(["rows"] if rungs[-1].rows != "packed" else [])]
     if left:
         raise ConfigError(
-            f"{path}: the ladder's last step leaves {', '.join(left)} as the start has them; add a"
-            " step with as_planned (rows: packed for rows), as a ladder ends at the plan"
+            f"{path}: the ladder's last step leaves {', '.join(left)} as at the start; add a step"
+            " with as_planned (rows: packed for rows), because a ladder must end at the plan"
         )
     return rungs
 
 
 def _check_training(variant: Variant, path: Path) -> None:
-    # Imported here: it brings all that resolves a plan, and few runs have an ablation.
+    # Imported here: it loads everything that resolves a plan, and few runs have an ablation.
     from expertflow.plan.override import flags
 
-    # What decides how fast a step is; not the number of processes, as a variant is timed in one.
+    # Settings that affect a step's speed, but not the number of processes: timing uses one.
     known = {
         name: setting.plain_schema
         for name, setting in flags().items()
@@ -156,7 +156,7 @@ def _check_training(variant: Variant, path: Path) -> None:
     schema = {"type": "object", "additionalProperties": False, "properties": known}
     check(variant.training, schema, where=f"{path}: variant {variant.name!r}: training")
     if not variant.label.strip():
-        raise ConfigError(f"{path}: variant {variant.name!r} has an empty label; give one")
+        raise ConfigError(f"{path}: variant {variant.name!r} has an empty label; add one")
 
 
 def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:
@@ -164,11 +164,11 @@ def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:
     for key in (claim.of, claim.to):
         if key not in names:
             raise ConfigError(
-                f"{where} names {key!r}, which is no variant; {suggest_name(key, names)}"
+                f"{where} names {key!r}, which is not a variant; {suggest_name(key, names)}"
             )
     if claim.of == claim.to and claim.unmeasured is None:
-        raise ConfigError(f"{where} compares {claim.of!r} with itself; name two variants")
+        raise ConfigError(f"{where} compares {claim.of!r} with itself; compare two variants")
     if claim.high is not None and (claim.low is None or claim.low > claim.high):
         raise ConfigError(
-            f"{where} has high {claim.high:g} and low {claim.low}; give both, the lower one as low"
+            f"{where} has high {claim.high:g} and low {claim.low}; set both, the lower one as low"
         )

@@ -1,8 +1,8 @@
 """Attach the workflow to a run of its own Snakefile, or of one that uses it as a module.
 
-There Snakemake ignores ``configfile``, ``onstart``, ``onsuccess`` and ``onerror``. So what has to
-hold in every run is done here: checks while the Snakefile is read, and hooks that are registered
-when the graph is built, after all that the including Snakefile registers, whose own hooks run too.
+In a module, Snakemake ignores ``configfile``, ``onstart``, ``onsuccess`` and ``onerror``. So what
+every run needs is done here: checks while the Snakefile is read, and hooks registered when the
+graph is built, after those of the including Snakefile, which run, too.
 """
 
 import atexit
@@ -34,7 +34,7 @@ from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.config.recovery import remove_corrupt_records, use_sidecars
 from expertflow.config.workflow import Workflow
 
-# How a rule calls its script; the rule may have another name where it is used as a module's.
+# How a rule calls its script; a module's rule may have another name.
 SCRIPT = re.compile(r'"\$EXPERTFLOW"/(\w+)\.py')
 REPORT = re.compile(r"results/[^/]+/report\.json")
 # Options with which Snakemake runs nothing, besides --dry-run.
@@ -47,24 +47,24 @@ LOOKS = {
     "--list-target-rules", "--lt", "--list-untracked", "--lu", "--print-compilation", "--report",
     "--rulegraph", "--summary", "-S", "--touch", "-t", "--unlock",
 }  # fmt: skip
-# Those of this process: a Snakefile is read once for each ``use rule``.
+# All attached in this process: a Snakefile is read once for each ``use rule``.
 _attached: list[Workflow] = []
 
 
 @one_line
 def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     """Return the bridge between a Snakefile in ``basedir`` and ``run``, Snakemake's workflow."""
-    # Not main: a job that Snakemake starts as a process of its own, which reads this file, too.
+    # Not main: a job that Snakemake starts as a separate process, which reads this file, too.
     main, is_dry = run.is_main_process, run.output_settings.dryrun
     limit = getattr(run.global_resources.get("gpu"), "value", None)
     looks = only_looks(sys.argv[1:], dryrun=is_dry)
     paths = run.modifier.path_modifier
     if paths.prefix or paths.modifies_prefixes:
-        fail("results/ and state/ take no prefix; leave it out of the module, and use --directory")
+        fail("results/ and state/ take no prefix; remove it from the module, and use --directory")
     told = _told(run, config)
     if run.modifier.skip_configfile:
         config = {**read_yaml(basedir / "config" / "config.yaml"), **config}
-    # Of two equal keys Snakemake takes the last; what an including Snakefile reads is its own.
+    # Refuse repeated keys, of which Snakemake takes the last, except in an including Snakefile's.
     for path in run.configfiles if main and len(run.modifier_stack) == 1 else ():
         read_yaml(Path(path))
     if main:
@@ -80,9 +80,9 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
             elsewhere=run.resource_settings.nodes is not None,
             checks=is_dry or not looks,
         ),
-        # Jobs of one group must agree on every text: none there. Groups are not known before.
+        # Jobs of a group must agree on every text, so groups get none. They are not known earlier.
         shows_forecast=lambda: is_dry and not run.group_settings.group_components,
-        # A second: parsing all modules.
+        # Parsing all modules takes a second.
         reads_code=cache(lambda: not is_dry or has_records(run.persistence)),
         on_first_use=lambda: _register_hooks(run),
         # Snakemake may have looked into the folder before the lock was written there.
@@ -99,14 +99,14 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
 
 
 def has_records(persistence: Any) -> bool:
-    """Return whether Snakemake may have recorded a job of this folder; if not, all of them run."""
+    """Return whether Snakemake may have recorded a job in this folder; if not, all jobs run."""
     is_known = isinstance(persistence, FilePersistence)
     return not is_known or any((Path(persistence.path) / "metadata").iterdir())
 
 
 def _told(run: Any, config: Settings) -> Settings:
-    """Return what the command line says of a configuration, which may lie below a key of it."""
-    # Of a module the configuration is a part of the whole, under a key that its user chose.
+    """Return the command line's part of a configuration, which may be nested below a key."""
+    # A module's configuration is part of the complete one, under a key that its user chose.
     told, whole = run.config_settings.overwrite_config, run.modifier_stack[0].globals["config"]
     keys = [key for key, part in whole.items() if part is config]
     return dict(told.get(keys[0], {}) if keys else told)
@@ -115,11 +115,11 @@ def _told(run: Any, config: Settings) -> Settings:
 def _register_hooks(run: Any) -> None:
     if not run.is_main_process or getattr(run, "has_hooks_of_expertflow", False):
         return
-    # Attached several times, a run would print everything as often.
+    # If attached several times, a run would print everything as many times.
     run.has_hooks_of_expertflow = True
     use_sidecars(run.persistence, stage_of)
     if run.execution_settings is not None and run.execution_settings.no_hooks:
-        fail("--no-hooks would leave out the lock on what is made; run without it")
+        fail("--no-hooks would disable the locks on experts; run without it")
     before, after, otherwise = run._onstart, run._onsuccess, run._onerror
 
     def start(log: Any) -> None:
@@ -129,17 +129,17 @@ def _register_hooks(run: Any) -> None:
     def success(log: Any) -> None:
         after(log)
         experts = [expert for wf in _attached for expert in wf.experts]
-        # Not the clock of now: imports and the graph came before, and reports after them.
+        # The process's start, because every report of this run was made after it.
         start_s = psutil.Process().create_time()
         if reports := reports_to_sum_up(run.dag_settings.targets, experts, since_s=start_s):
             subprocess.run([sys.executable, SCRIPTS / "show_report.py", *reports], check=False)
 
     def failure(log: Any) -> None:
         otherwise(log)
-        # Read now, as Snakemake leaves the folder of the run; printed after its own last
-        # words, which do not tell what is wrong.
-        if said := describe_failures(list_failed_logs(run)):
-            atexit.register(print, said, file=sys.stderr)
+        # Read now, because Snakemake leaves the folder of the run; printed after its own last
+        # message, which does not say what is wrong.
+        if message := describe_failures(list_failed_logs(run)):
+            atexit.register(print, message, file=sys.stderr)
 
     run.onstart(start)
     run.onsuccess(success)
@@ -147,9 +147,9 @@ def _register_hooks(run: Any) -> None:
 
 
 def _name_experts_of_groups(plugin: Any) -> None:
-    """Have Slurm's plugin name the expert in the comment of a group, as it does for single jobs.
+    """Make the Slurm plugin name the expert in the comment of a group, as it does for single jobs.
 
-    All jobs of a run share a name, by which the plugin asks for their states.
+    All jobs of a run share a name, which the plugin uses to query their states.
     """
     describe = plugin.get_job_wildcards
 
@@ -175,8 +175,8 @@ def _before_first_job(run: Any) -> None:
             )
         _name_experts_of_groups(importlib.import_module("snakemake_executor_plugin_slurm"))
     if run.local_exec:
-        # To keep to its rate, Snakemake starts a timer at each look for jobs, and each timer looks
-        # again: trainings that wait for one card would cost a fifth of a core.
+        # To limit its rate, Snakemake starts a timer each time it polls for jobs, and each timer
+        # polls again: trainings waiting for one card would cost a fifth of a core.
         run.scheduler.job_rate_limiter = None
     ours = [job for job in run.dag.needrun_jobs() if stage_of(job)]
     run_lock.hold_experts(ours, slurm_run=run_lock.slurm_run_name(run))
@@ -191,22 +191,22 @@ def stage_of(job: Any) -> str | None:
 def only_looks(arguments: Sequence[str], *, dryrun: bool) -> bool:
     """Return whether Snakemake was started only to show something.
 
-    Snakemake itself does not tell before it has read the complete Snakefile.
+    Snakemake itself does not say so until it has read the complete Snakefile.
     """
-    # --touch=x or --touch: what stands before the sign decides.
+    # --touch=x or --touch: the part before the sign decides.
     options = {argument.partition("=")[0] for argument in arguments}
     return dryrun or bool(options & LOOKS and "--report-after-run" not in options)
 
 
 def refuse_unlimited_gpus(limit: int | None) -> None:
-    """End the run if nothing bounds the trainings that may run at once.
+    """End the run if nothing limits how many trainings run at once.
 
-    Snakemake takes an undeclared resource, and one of 0, for any number.
+    To Snakemake, a resource that is undeclared, or 0, is unlimited.
     """
     if not limit:
         fail(
             "resource gpu is not limited, so any number of trainings could start at once; add"
-            " --resources gpu=1, or use the profiles beside the Snakefile"
+            " --resources gpu=1, or use the profiles next to the Snakefile"
         )
 
 
@@ -224,7 +224,7 @@ def note_missing_table(settings: Any, basedir: Path) -> None:
 def reports_to_sum_up(
     targets: Iterable[Any], experts: Iterable[str], *, since_s: float
 ) -> list[str]:
-    """Pick the reports that a run was asked for by name or made since; it ends with them."""
+    """Pick the reports to end a run with: those asked for by name, or made since."""
     named = [str(target) for target in targets if REPORT.fullmatch(str(target))]
     places = [Path("results", expert, "report.json") for expert in experts]
     made = [str(p) for p in places if p.is_file() and p.stat().st_mtime >= since_s]

@@ -1,4 +1,4 @@
-"""Find acceptance bars on what no report holds; after the training it would be paid for."""
+"""Find acceptance bars on what no report contains, before a training is paid for."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ NOWHERE: JsonSchema = {"anyOf": []}
 
 
 def find_wrong_bars(rules: list[Settings]) -> Iterator[str]:
-    """Yield a line for each bar on a path that no report has, with the key that is not there."""
+    """Yield a line for each bar on a path that no report has, with the unknown key."""
     for rule in rules:
         places = list(_plain(_report()))
         # evaluation.baselines[0].n -> evaluation, baselines, 0, n
@@ -22,15 +22,16 @@ def find_wrong_bars(rules: list[Settings]) -> Iterator[str]:
             known = {name for place in places for name in place.get("properties", ())}
             places = [below for place in places for below in _below(place, key)]
             if not places:
-                hint = suggest_name(key, known, "workflow/schemas/report.schema.yaml has all")
-                yield f"acceptance: report.json has no path {rule['path']!r}, by {key!r}; {hint}"
+                hint = suggest_name(key, known, "workflow/schemas/report.schema.yaml lists all")
+                fault = f"report.json has no path {rule['path']!r}, as {key!r} is unknown"
+                yield f"acceptance: {fault}; {hint}"
                 break
 
 
 @cache
 def _report() -> JsonSchema:
     schema = msgspec.json.schema(Report)
-    # They are told from the bars.
+    # They follow from the bars.
     for key in ("acceptance", "verdict"):
         del schema["$defs"][Report.__name__]["properties"][key]
     return schema
@@ -47,7 +48,7 @@ def _below(place: JsonSchema, key: str) -> Iterator[JsonSchema]:
             if isinstance(item, dict):
                 yield from _plain(item)
     elif kind in (None, "object") and "enum" not in place:
-        # Whatever a setting or a machine has.
+        # Free-form: the values of settings or machines.
         yield {}
 
 

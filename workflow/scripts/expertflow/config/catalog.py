@@ -70,7 +70,7 @@ class CachedDataset(Record, frozen=True, kw_only=True):
 
 
 class CacheReport(Record, frozen=True, kw_only=True):
-    """Both Hugging Face caches; ``damaged`` maps unreadable folders to reasons."""
+    """Both Hugging Face caches; ``damaged`` lists unreadable folders with reasons."""
 
     hub_cache: str
     prepared_cache: str
@@ -87,7 +87,7 @@ class Catalog(Record, frozen=True, kw_only=True):
 
 
 def build_catalog(preset: str) -> Catalog:
-    """Look through the caches and through all configured experts."""
+    """Scan the caches and all configured experts."""
     path = next((p for folder in FOLDERS if (p := folder / "config.yaml").is_file()), None)
     if path is None:
         raise ConfigError(f"{BASEDIR}/config/config.yaml: missing; run in a copy of the project")
@@ -103,7 +103,7 @@ def build_catalog(preset: str) -> Catalog:
             try:
                 expert = load_expert(name, folders=folders, config=settings)
             except ConfigError as error:
-                # Both presets often fail by the same line; a dict keeps each once, in order.
+                # Both presets often fail with the same line; a dict keeps each once, in order.
                 problems |= dict.fromkeys(list_faults(error))
                 continue
             for spec in source_specs(expert):
@@ -188,10 +188,10 @@ def show_catalog(preset: str, *, as_json: bool) -> None:
         return
     cache = found.cache
     for what, place in (("downloaded", cache.hub_cache), ("prepared", cache.prepared_cache)):
-        said = "" if Path(place).is_dir() else " (there is no such folder yet)"
-        console.print(f"{what}: {escape(place)}{said}", soft_wrap=True)
-    missing = "no data set in the Hugging Face caches"
-    console.print(_cache_table(cache.datasets) if cache.datasets else missing)
+        missing = "" if Path(place).is_dir() else " (does not exist yet)"
+        console.print(f"{what}: {escape(place)}{missing}", soft_wrap=True)
+    empty = "no data set in the Hugging Face caches"
+    console.print(_cache_table(cache.datasets) if cache.datasets else empty)
     for damage in cache.damaged:
         console.print(f"[yellow]damaged:[/] {escape(damage)}", soft_wrap=True)
     console.print()
@@ -199,8 +199,8 @@ def show_catalog(preset: str, *, as_json: bool) -> None:
     unlicensed = sum(source.license is None for source in found.sources)
     if unlicensed:
         console.print(
-            f"[bold red]{unlicensed}[/] of {len(found.sources)} sources state no license: name it"
-            " in the manifest, or leave the source out"
+            f"[bold red]{unlicensed}[/] of {len(found.sources)} sources state no license: add it"
+            " to the manifest, or remove the source"
         )
     for problem in found.problems:
         console.print(f"[bold red]not read:[/] {escape(problem)}", soft_wrap=True)
@@ -241,7 +241,7 @@ def _table(title: str, headers: tuple[str, ...]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for header in headers:
         numeric = header in ("size", "records")
-        # Names fold at the terminal's edge rather than end in dots: they are there to be copied.
+        # Names wrap at the terminal's edge instead of ending in dots, so that they can be copied.
         table.add_column(
             header,
             overflow="fold",

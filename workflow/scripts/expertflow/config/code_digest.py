@@ -3,7 +3,7 @@
 A digest covers a script and every project module it imports, directly or not. It is taken over
 syntax trees without docstrings: comments, blank lines and time stamps do not count. Modules that
 ``core.plugins`` finds in a folder count too; a generator, which is loaded by name,
-has a digest of its own, which the lock of its source holds.
+has its own digest, stored in the lock of its source.
 """
 
 import ast
@@ -20,11 +20,11 @@ PACKAGE = "expertflow"
 # The functions of core.plugins that find modules in a folder.
 IN_FOLDERS = ("import_members", "list_modules")
 SCRIPTS = Path(__file__).parents[2]
-# Entries that are kept: several versions of all modules.
+# Entries to keep: several versions of all modules.
 MAX_KNOWN = 4000
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 GENERATORS = "expertflow.data.sources.generated"
-# How a generator is called among rules.
+# Prefix of a generator's name among rules.
 GENERATOR = "generator "
 
 
@@ -33,7 +33,7 @@ def _templates(*names: str) -> tuple[str, ...]:
     return (*(f"{folder}/{name}.html.j2" for name in names), f"{folder}/style.css")
 
 
-# Files that a script reads beside its imports: a change in them is a change of its code.
+# Files that a script reads besides its imports: a change in them is a change of its code.
 PAGE = (
     "page", "macros", "bill", "evaluation", "answers", "comparison", "ablation_parts", "profile",
 )  # fmt: skip
@@ -48,10 +48,10 @@ RESOURCES = {
 def rule_digest(rule: str, scripts: Path = SCRIPTS) -> str:
     """Digest a rule's script, all project modules it imports, and its resources byte by byte.
 
-    ``GENERATOR`` and a name stand for a generator; FileNotFoundError if there is none.
+    ``GENERATOR`` plus a name means a generator; FileNotFoundError if there is none.
     """
     digest = hashlib.sha256()
-    # In a fixed order, as a digest depends on it.
+    # In a fixed order, because a digest depends on it.
     for path in sorted(scripts.parent / name for name in RESOURCES.get(rule, ())):
         digest.update(path.read_bytes())
     folder = scripts.joinpath(*GENERATORS.split(".")) if rule.startswith(GENERATOR) else scripts
@@ -68,7 +68,7 @@ def other_code(made_by: dict[str, str]) -> tuple[str, ...]:
     found = []
     for name, code in sorted(made_by.items()):
         with contextlib.suppress(FileNotFoundError):
-            # A rule that is not here any more differs, too.
+            # A rule that no longer exists differs, too.
             if code == rule_digest(name):
                 continue
         found.append(name)
@@ -88,16 +88,16 @@ def list_imports(path: Path, root: Path) -> set[Path]:
 
 
 class _Module(NamedTuple):
-    """What counts of a module: the hash of its code, and the dotted names that it might import."""
+    """What counts in a module: the hash of its code, and the dotted names that it might import."""
 
     sha256: str
     imports: tuple[str, ...]
 
 
 class ParsedModules:
-    """Modules by the hash of their bytes, kept in a file: parsing all of them takes a second.
+    """Modules by the hash of their bytes, cached in a file: parsing all of them takes a second.
 
-    Whatever is in a module decides its key, so an entry is never out of date.
+    A module's content determines its key, so an entry is never out of date.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class ParsedModules:
     def keep_in(self, file: Path) -> None:
         self._file = file
         with contextlib.suppress(OSError, ValueError, TypeError):
-            # A file that was cut short is as good as none: all is parsed again.
+            # A truncated file is as good as none: everything is parsed again.
             self._known = {**json.loads(file.read_bytes()), **self._known}
 
     def read(self, path: Path) -> _Module:
@@ -122,9 +122,9 @@ class ParsedModules:
 
     def save(self) -> None:
         if self._file is not None and not self._is_saved:
-            # Dicts keep their order: the oldest entries stand first.
+            # Dicts keep their order: the oldest entries come first.
             newest = list(self._known.items())[-MAX_KNOWN:]
-            # Where nothing can be written, the next process parses again.
+            # If nothing can be written, the next process parses again.
             with contextlib.suppress(OSError):
                 write_text(self._file, json.dumps(dict(newest)))
             self._is_saved = True
@@ -150,7 +150,7 @@ def _parse(source: bytes) -> _Module:
             names.add(f"{ast.literal_eval(node.args[0])}.*")
         elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
-    # Ours alone: packages of others are pinned in envs/.
+    # Only ours: other packages are pinned in envs/.
     ours = tuple(sorted(name for name in names if name.split(".")[0] == PACKAGE))
     return _Module(sha256_text(ast.dump(tree)), ours)
 

@@ -16,7 +16,7 @@ from expertflow.evaluate.scoring import find_task, is_own_task, task_names
 from expertflow.plan.settings import TrainingSection
 from expertflow.plan.switches import check_settings
 
-# The keys that only go with a list of turns.
+# Keys that only apply to a list of turns.
 OF_MESSAGES = ("tools", "role_key", "content_key", "roles")
 
 
@@ -30,8 +30,8 @@ def find_idle_keys(expert: Settings) -> Iterator[str]:
     if _is_set(expert.get("data", {}), "max_per_category"):
         if not any(_is_set(source, "category") for source in expert["sources"]):
             yield (
-                "data.max_per_category has no effect, as no source names the field to count by;"
-                " add category to a source, or remove it"
+                "data.max_per_category has no effect, because no source names the field to"
+                " count by; add category to a source, or remove it"
             )
 
 
@@ -50,14 +50,14 @@ def _idle(source: Settings) -> Iterator[tuple[str, str]]:
         readers = [name for name, one in kinds.items() if key in one.required + one.optional]
         if readers and kind.kind not in readers and _is_set(source, key):
             only = " and ".join(readers)
-            yield key, f"is read of {only} sources only, not of {kind.kind}; remove it"
+            yield key, f"applies only to {only} sources, not to {kind.kind}; remove it"
     whole = next((key for key in ("text", "messages") if _is_set(source, key)), None)
     for key in ("prompt", "completion"):
         if whole is not None and _is_set(source, key):
-            yield key, f"has no effect beside {whole}; remove one of them"
+            yield key, f"has no effect with {whole}; remove one of them"
     for key in OF_MESSAGES:
         if whole != "messages" and _is_set(source, key):
-            yield key, "has no effect without messages; remove it, or name the field of the turns"
+            yield key, "has no effect without messages; remove it, or set messages"
 
 
 def _is_set(settings: Settings, key: str) -> bool:
@@ -69,21 +69,21 @@ def find_contradictions(
 ) -> Iterator[str]:
     """Yield a line with key and fix for each contradiction in complete settings.
 
-    ``bundled``, of an opened bundle, names user files that may be absent; no code in it is run.
+    ``bundled`` names user files of an opened bundle, which may be absent; none of them is run.
     """
     from_bundle, bundled = bundled is not None, bundled or ()
     training = from_json(TrainingSection, without_auto(expert["training"]), where="training")
     yield from _raised("", check_settings, training, "training.{}".format)
     if training.torch_compile_mode != "default" and training.packing == "none":
         yield (
-            f"training.torch_compile_mode {training.torch_compile_mode} wants rows of one length,"
-            " and training.packing is none; use bfd, or mode default"
+            f"training.torch_compile_mode {training.torch_compile_mode} needs rows of one length,"
+            " but training.packing is none; use bfd, or mode default"
         )
-    # New rows of the embedding learn only if it is trained itself, with the head.
+    # New embedding rows learn only if the embedding itself is trained, with the head.
     whole = training.lora.modules_to_save if training.lora else ()
     if expert["data"]["added_tokens"] and training.method != "full" and len(set(whole)) < 2:
         yield (
-            "data.added_tokens would stay untrained beside the adapter; set"
+            "data.added_tokens would stay untrained with an adapter; set"
             " training.lora.modules_to_save to [embed_tokens, lm_head], or use method full"
         )
     names = [source["name"] for source in expert["sources"]]
@@ -93,28 +93,28 @@ def find_contradictions(
         yield from _raised(f"benchmark {benchmark['path']}: ", parse_template, benchmark["text"])
         if benchmark["path"] not in bundled and not Path(benchmark["path"]).is_file():
             yield (
-                f"data.benchmarks names {benchmark['path']}, which is not there; correct the path"
+                f"data.benchmarks names {benchmark['path']}, which does not exist; correct the path"
             )
     template = expert["data"]["chat_template"]
-    # A name without slash and ending is one of the tokenizer's own templates.
+    # A name without a slash or an extension is one of the tokenizer's own templates.
     is_path = "/" in template or bool(Path(template).suffix)
     if "{" in template:
         yield (
-            f"data.chat_template is {template[:40]!r}…, a template itself; write it to a file, and"
-            " name that"
+            f"data.chat_template is {template[:40]!r}…, a template itself; save it to a file, and"
+            " set its path"
         )
     elif is_path and template not in bundled and not Path(template).expanduser().is_file():
         yield (
-            f"data.chat_template is {template!r}, and no such file is there; use auto, chatml, the"
-            " path of a Jinja file, or a name that the tokenizer gives a template"
+            f"data.chat_template is {template!r}, but there is no such file; use auto, chatml, the"
+            " path of a Jinja file, or the name of one of the tokenizer's templates"
         )
-    # Loading an own task runs its code, which a bundle's user may not have allowed.
+    # Loading a task of the user's runs its code, which a bundle's user may not have allowed.
     if not (from_bundle and is_own_task(expert["evaluation"]["task"])):
         yield from find_task_faults(expert["evaluation"])
     for source in expert["sources"]:
         yield from _source_faults(source, task=expert["evaluation"]["task"])
     if expert["acceptance"]:
-        # It reads the declaration of the report, for 50 ms.
+        # It reads the declaration of the report, which takes 50 ms.
         from expertflow.config.bars import find_wrong_bars
 
         yield from find_wrong_bars(expert["acceptance"])
@@ -132,16 +132,16 @@ def _source_faults(source: Settings, *, task: str) -> Iterator[str]:
             yield from _raised("", partial(build_checks, source=name), (check,))
     if "text" in source and task != "held_out_loss":
         yield (
-            f"evaluation.task {task} asks questions and source {name} has none, only text; use"
-            " held_out_loss, or prompt and completion"
+            f"evaluation.task {task} asks questions, but source {name} has only text; use"
+            " held_out_loss, or set prompt and completion"
         )
 
 
 def find_task_faults(evaluation: Settings) -> Iterator[str]:
-    """Yield what a task lacks of what it reads: training would be over before it is missed.
+    """Yield the inputs that a task lacks, which would otherwise be noticed only after training.
 
-    An artifact of another task is no mistake, as presets and overrides change the task alone; nor
-    is another task's field where nothing is scored.
+    An artifact of another task is not a fault, because presets and overrides may change only the
+    task; nor is another task's field where nothing is scored.
     """
     task, fields, artifacts = evaluation["task"], evaluation["fields"], evaluation["artifacts"]
     try:
@@ -149,7 +149,7 @@ def find_task_faults(evaluation: Settings) -> Iterator[str]:
     except EvaluationError as error:
         yield f"evaluation.task: {error}"
         return
-    # The record's field names the artifact, whatever that is called.
+    # The record's field names the artifact, whatever its key.
     by_record = task == "sql_execution" and "database" in fields
     unread: list[str] = []
     if fields:
@@ -181,4 +181,4 @@ def _unread(
     takes = f"task {task} takes {', '.join(sorted(own)) or 'none'}"
     for name in sorted({*names}.difference(known), key=str):
         hint = suggest_name(name, known, takes)
-        yield f"evaluation.{key}.{name} is read by nothing; {hint}"
+        yield f"evaluation.{key}.{name} has no effect; {hint}"

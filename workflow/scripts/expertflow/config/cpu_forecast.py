@@ -6,15 +6,15 @@ from expertflow.hardware import probe
 from expertflow.plan.flops import count_weights, flops_per_token
 from expertflow.plan.step_time import StepWork
 
-# What a training on a CPU reaches of the speed of one large product, by parameters: least and most.
-# Seen on two shared cores, with Qwen3's layers: 0.06 to 0.33 at half a million (the demos), 0.3 to
-# 0.8 at a hundred million.
+# The share of one large product's speed that training on a CPU reaches, by parameters: lowest and
+# highest. Seen on two shared cores, with Qwen3's layers: 0.06 to 0.33 at half a million (the
+# demos), 0.3 to 0.8 at a hundred million.
 CPU_SHARE = {5e5: (0.05, 0.4), 1e8: (0.3, 0.8)}
-# What it takes beside its steps, mostly to import torch.
+# What it takes besides its steps, mostly to import torch.
 CPU_START_S = (3.0, 20.0)
 
 Range = tuple[float, float]
-# Tokens of a training and a step of it, least and most.
+# A training's tokens and one of its steps, at the least and at the most.
 Runs = tuple[tuple[float, StepWork], tuple[float, StepWork]]
 
 
@@ -36,7 +36,7 @@ def cpu_hours(runs: Runs) -> Range:
 
 
 def _cpu_share(n_weights: int) -> Range:
-    """Interpolate between the two sizes that were seen, by the logarithm of the size.
+    """Interpolate between the two measured sizes, by the logarithm of the size.
 
     >>> _cpu_share(1000), _cpu_share(10**9)
     ((0.05, 0.4), (0.3, 0.8))

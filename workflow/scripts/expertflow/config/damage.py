@@ -1,7 +1,7 @@
 """Find what is damaged, missing or unknown below results/ and state/, and remove what is damaged.
 
-Every file is held against what names it: a sidecar, the end of a training, a checkpoint's progress,
-or its own seal.
+Every file is checked against what lists it: a sidecar, a training's outcome, a checkpoint's
+progress, or its own seal.
 """
 
 import json
@@ -30,16 +30,16 @@ from expertflow.staging.store import hash_files
 from expertflow.train.saved.checkpoint_files import TENSORS, Contents, find_damage
 
 INDEX = Path("results/index.json")
-# Records that hold their own hash.
+# Records that contain their own hash.
 SEALED = (
     "results/*/logs/*.attempts.json", "results/*/.bundle/opened.json", "state/hashes.json",
     "state/.guard/ledger.json", "state/.tuning/*.json", "state/*/*/outcome.json",
     "state/*/*/plan.json", "state/*/*/attempts.json",
 )  # fmt: skip
-KILLED = "left by a job that was killed; make prune removes it"
+KILLED = "left by a killed job; make prune removes it"
 HISTORIES = ("state/.evaluations/*.jsonl",)
-# Files that nothing is made of, what is checked when it is opened, and what a training writes until
-# it ends.
+# Files that nothing is made from, that are checked when opened, or that a training writes until it
+# ends.
 UNNAMED = (
     "results/logs/*", "results/*/logs/*.log", "*/.snakemake_timestamp", "results/*/.bundle/*",
     "results/*/bundle.tar", "results/guard.json", "state/code.json", "state/.*/*.lock",
@@ -51,7 +51,7 @@ UNNAMED = (
 
 
 class Problem(NamedTuple):
-    """``removable`` is what has to go for the file to be made again."""
+    """``removable`` is what to remove so that the file is made again."""
 
     path: Path
     kind: Literal["damaged", "missing", "unknown"]
@@ -74,9 +74,9 @@ class Check(NamedTuple):
 
 
 def find_problems(folder: Path) -> tuple[list[Problem], str]:
-    """Go to a folder and read all of its results and state; return the problems, and a summary."""
+    """Change to a folder and read all of its results and state; return problems and a summary."""
     if not (folder / "results").is_dir():
-        raise DataError(f"{folder.absolute()}: no results/ there; name the folder that holds it")
+        raise DataError(f"{folder.absolute()}: contains no results/; choose the folder that does")
     # Sidecars name files relative to the folder of results/ and state/.
     os.chdir(folder)
     checks = list_checks()
@@ -107,7 +107,7 @@ def list_made_by_other_code() -> list[str]:
 
 
 def list_checks() -> list[Check]:
-    """List the checks of all files below the working directory; what a run makes is left out."""
+    """List the checks of all files below the working directory, except those being made."""
     busy = {path.name for path in Path("results").glob("*") if _is_busy(path.name)}
     files = {
         path
@@ -116,13 +116,13 @@ def list_checks() -> list[Check]:
         if not path.is_dir() and path.parts[1] not in busy
     }
     checks = [check for path in sorted(files) for check in _checks_by(path)]
-    # What no record names was left over, or put there by hand.
+    # Files that no record lists were left over, or put there by hand.
     named = {path for check in checks for path in check.paths}
     for path in sorted(files - named):
         is_partial = any(part.endswith(".partial") for part in path.parts)
-        is_told = _is_like(path, UNNAMED) or _came_with_bundle(path)
-        if not (is_told or (is_partial and busy)):
-            why = KILLED if is_partial else "no record names it"
+        is_expected = _is_like(path, UNNAMED) or _came_with_bundle(path)
+        if not (is_expected or (is_partial and busy)):
+            why = KILLED if is_partial else "no record lists it"
             checks.append(Check((path,), partial(Problem, path, "unknown", why)))
     return checks
 
@@ -131,13 +131,13 @@ def _is_busy(expert: str) -> bool:
     lock = EXPERT_LOCKS / f"{expert}.lock"
     if not lock.is_file():
         return False
-    # Who only looks may not be able to write here.
+    # Whoever only verifies may not be able to write here.
     with lock.open("rb") as stream:
         return try_lock(stream, shared=True) == "held"
 
 
 def _came_with_bundle(path: Path) -> bool:
-    # Opening the bundle held its weights against model.json, and nothing names them since.
+    # Opening the bundle checked its weights against model.json; no record lists them.
     return path.parts[2:3] == ("base_model",) and Path(*path.parts[:2], OPENED).is_file()
 
 
@@ -147,7 +147,7 @@ def _is_like(path: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _checks_by(path: Path) -> Iterator[Check]:
-    """Yield the checks of what a file names, and of itself if it is sealed."""
+    """Yield the checks of what a file lists, and of itself if it is sealed."""
     if fnmatch(path.name, SIDECARS):
         yield from _by_sidecar(path)
     elif _is_like(path, SEALED):
@@ -173,13 +173,13 @@ def _by_sidecar(path: Path) -> Iterator[Check]:
     is_opened = Path(*path.parts[:2], OPENED).is_file()
     for name, sha256 in {record.name: sidecar.sha256, **sidecar.files}.items():
         file = record.parent / name
-        # A bundle leaves out what is not needed any more; what lies elsewhere is the user's.
+        # A bundle leaves out what is no longer needed; files elsewhere are the user's.
         if (file.exists() or not is_opened) and not Path(name).is_absolute():
             yield _by_hash(file, sha256, record, unit, sha256_file)
 
 
 def _reason_of(error: Exception) -> str:
-    # "file: what is wrong; what to do" -> "what is wrong", as the file is named beside it.
+    # "file: what is wrong; what to do" -> "what is wrong", since the file is printed anyway.
     return str(error).partition(": ")[2].rpartition("; ")[0] or str(error)
 
 
@@ -188,11 +188,11 @@ def _by_outcome(outcome: Path) -> Iterator[Check]:
     try:
         files: Contents = read_part(Contents, outcome, "files")
     except (DataError, OSError):
-        # Its own seal tells.
+        # The check of its seal reports it.
         return
     for name, digest in files["xxh3"].items():
         top = state / Path(name).parts[0]
-        # With its folder: half of final/ is no model.
+        # With its folder: half of final/ is not a model.
         yield _by_hash(state / name, digest, outcome, (outcome, top), _hash_xxh3)
 
 
@@ -206,12 +206,12 @@ def _by_hash(
     def find() -> Problem | None:
         if not path.is_file():
             there = path.exists()
-            reason = f"{record} names a file" if there else f"{record} names it"
+            reason = f"{record} lists a file" if there else f"{record} lists it"
             return Problem(path, "damaged" if there else "missing", reason, (*unit, path))
         try:
             if hash_file(path) == digest:
                 return None
-            reason = f"not what {record} says" if path != record else "not what its sidecar says"
+            reason = f"does not match {record}" if path != record else "does not match its sidecar"
         except OSError as error:
             reason = f"cannot be read ({error.strerror})"
         return Problem(path, "damaged", reason, (*unit, path))
@@ -223,7 +223,7 @@ def _check_seal(path: Path) -> Problem | None:
     try:
         read_record(dict[str, Any], path)
     except (DataError, OSError) as error:
-        # What was spent is not forgotten by the way.
+        # A repair must not forget what was spent.
         removable = () if path.name == "ledger.json" else (path,)
         return Problem(path, "damaged", _reason_of(error), removable)
     return None
@@ -253,9 +253,9 @@ def _check_checkpoint(folder: Path) -> Problem | None:
 
 
 def repair(problems: list[Problem], *, dry_run: bool = False) -> list[Path]:
-    """Remove what is damaged, and reports made with it, so that the next run makes them again.
+    """Remove damaged files, and reports made with them, so that the next run makes them again.
 
-    Return what was removed. Of a history only the damaged lines go; a state in use stays.
+    Return what was removed. A history loses only its damaged lines; a state in use stays.
     """
     for problem in problems:
         if _is_like(problem.path, HISTORIES) and not dry_run:
@@ -263,14 +263,14 @@ def repair(problems: list[Problem], *, dry_run: bool = False) -> list[Path]:
             write_text(problem.path, "".join(f"{line}\n" for line in lines))
     found = [path for problem in problems for path in problem.removable if not _is_in_use(path)]
     experts = sorted({path.parts[1] for path in found if path.is_relative_to("results")})
-    # A report tells of what is removed: it has to be made anew, as has the page over all.
+    # A report describes what is removed: it must be made again, as must the page of all experts.
     reports = [Path("results", expert, "report.json") for expert in experts]
     for report in (*reports, INDEX) if experts else ():
         found += [report, sidecar_of(report), report.with_suffix(".html")]
-    there = [path for path in dict.fromkeys(found) if path.exists() or path.is_symlink()]
-    for path in there if not dry_run else ():
+    existing = [path for path in dict.fromkeys(found) if path.exists() or path.is_symlink()]
+    for path in existing if not dry_run else ():
         remove(path)
-    return there + [problem.path for problem in problems if _is_like(problem.path, HISTORIES)]
+    return existing + [problem.path for problem in problems if _is_like(problem.path, HISTORIES)]
 
 
 def _is_in_use(path: Path) -> bool:

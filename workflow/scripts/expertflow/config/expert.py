@@ -1,8 +1,8 @@
-"""An expert as it is configured: where its settings come from, its lock, and files of the user.
+"""An expert as configured: where its settings come from, its lock, and the user's files.
 
-Where its bundle was opened, the settings are those it was made with, unless told anew: the
-configuration of this machine counts for what belongs to the machine; for what was decided where the
-bundle was made, the bundle's counts, and over it the command line.
+If its bundle was opened, the settings are those it was made with, unless overridden: this machine's
+configuration applies to what belongs to the machine; for what was decided where the bundle was
+made, the bundle's applies, and over it the command line.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ from expertflow.rental.bundle.records import (
 from expertflow.studies.records import AblationSpec
 from expertflow.train.model.init_adapter import hash_adapter
 
-# Files by which a model is known.
+# Files that identify a model.
 DECISIVE = (".safetensors", "/tokenizer.json")
 # What tune_expert makes.
 TUNING_MADE = re.compile(r"results/[^/]+/tuning\.json")
@@ -63,17 +63,17 @@ def check_writable(*folders: Path) -> None:
     for folder in folders:
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            problem = "cannot be written" if there.is_dir() else "is no folder"
+            problem = "cannot be written" if there.is_dir() else "is not a folder"
             raise ConfigError(f"{there}: {problem}; correct its permissions, or use --directory")
 
 
 class RunContext(Record, frozen=True, kw_only=True):
-    """What a run of Snakemake was told, and what it is for.
+    """The configuration and the purpose of a run of Snakemake.
 
     ``config`` is the configuration before it is checked, ``told`` the part from the command line.
     ``main`` is false in the jobs that Snakemake starts elsewhere. ``looks``: nothing is run.
     ``gpu_limit`` is Snakemake's for all jobs together. ``elsewhere``: other machines run the jobs.
-    ``checks``: jobs are run or listed, and what they need is looked for.
+    ``checks``: jobs are run or listed, so their requirements are checked.
     """
 
     config: Settings
@@ -86,10 +86,10 @@ class RunContext(Record, frozen=True, kw_only=True):
 
 
 class ConfiguredExpert:
-    """An expert whose settings are loaded, checked and locked when they are first asked for.
+    """An expert whose settings are loaded, checked and locked on first use.
 
-    ``config`` is the run's checked configuration, or that of an opened bundle. ``told`` is what the
-    command line says of it, here or where the bundle was made.
+    ``config`` is the run's checked configuration, or that of an opened bundle. ``told`` is the part
+    from the command line, here or where the bundle was made.
     """
 
     def __init__(self, name: str, run: RunContext, config: Settings, hashes: HashCache) -> None:
@@ -100,12 +100,12 @@ class ConfiguredExpert:
         marker = self.results / OPENED
         self.opened = read_record(OpenedBundle, marker) if marker.is_file() else None
         self.bundle = None if self.opened is None else self.opened.index.spec
-        # What came with the bundle, and what it left out: cards and prices of this machine.
+        # The bundle's files, and what it left out: this machine's cards and prices.
         carried = [self.results / CARRIED, *FOLDERS]
         if self.opened is not None:
             if self.bundle is None:
                 raise ConfigError(
-                    f"{marker}: holds no settings; open the bundle again with --replace"
+                    f"{marker}: contains no settings; open the bundle again with --replace"
                 )
             self._use_bundle(self.bundle, self.opened, carried)
         self.hardware = HardwareTables(self.config, carried if self.opened else FOLDERS)
@@ -124,20 +124,20 @@ class ConfiguredExpert:
             self.folders = carried
             if run.main and opened.settings_here not in (None, made_with):
                 note(
-                    f"{self.name}: goes by the manifest of its bundle, in {place}; config/experts"
-                    " has another"
+                    f"{self.name}: uses the manifest of its bundle, in {place}; the one in"
+                    " config/experts differs"
                 )
         elif run.main:
             note(
                 f"{self.name}: its manifest in config/experts changed since its bundle was opened,"
-                f" and counts; the bundle's is in {place}"
+                f" and is used; the bundle's is in {place}"
             )
 
     @cached_property
     def settings(self) -> Settings:
         """The manifest's settings with all overrides.
 
-        Raises ConfigError if they are wrong or of another preset than the opened bundle.
+        Raises ConfigError if they are wrong, or not of the opened bundle's preset.
         """
         settings = load_expert(
             self.name,
@@ -150,13 +150,13 @@ class ConfiguredExpert:
         if self.opened is not None and is_own_task(task) and not self.opened.allow_own_code:
             raise ConfigError(
                 f"{self.results}: its evaluation.task is {task}, code that would run with your"
-                " rights, and the bundle was opened without --allow-own-code; open it again with it"
+                " rights, but the bundle was opened without --allow-own-code; open it again with it"
             )
         made = settings["preset"] if self.bundle is None else self.bundle.config["preset"]
         if "preset" in self.run.told and made != settings["preset"]:
             raise ConfigError(
-                f"{self.results} is an opened bundle of the {made} preset and the command line says"
-                f" preset={self.config['preset']}; leave it out, or make a bundle with that preset"
+                f"{self.results} is an opened bundle of the {made} preset, but the command line"
+                f" has preset={self.config['preset']}; remove it, or bundle with that preset"
             )
         return settings
 
@@ -175,7 +175,7 @@ class ConfiguredExpert:
         spec = self.hardware.plan_spec(self.settings)
         if spec.lora is None or spec.lora.init_from is None:
             return spec
-        # By content: another adapter at the same path is another training.
+        # By content: a different adapter at the same path is a different training.
         sha256 = hash_adapter(spec.lora, self.hashes.sha256)
         return replace(spec, lora=replace(spec.lora, init_sha256=sha256))
 
@@ -186,23 +186,23 @@ class ConfiguredExpert:
 
     @cached_property
     def lock(self) -> ExpertLock:
-        """What the sources hold, pinned once; in a job as the run pinned it.
+        """The contents of the sources, pinned once; a job uses what the run pinned.
 
         Raises:
-            ConfigError: the run would replace results of the other preset without being told to.
+            ConfigError: the run would replace results of the other preset without permission.
         """
         path = self.results / "sources.lock.json"
         if not self.run.main:
             return read_record(ExpertLock, path)
         check_writable(self.results, Path("state"), Path("state", self.name))
-        # A full run's results, perhaps of days, would be replaced by a demo's.
+        # A demo's results would replace a full run's, perhaps the work of days.
         held, looks = self._held_preset, self.run.looks
         if held is not None and not self.config["allow_preset_change"]:
-            holds = f"{self.results} holds the {held} preset and this run is {self.preset}"
-            way_on = "--config allow_preset_change=true"
+            conflict = f"{self.results} is of the {held} preset and this run is {self.preset}"
+            option = "--config allow_preset_change=true"
             if not looks:
-                raise ConfigError(f"{holds}; move it away, or replace it with {way_on}")
-            note(f"{holds}; a run replaces it, with {way_on} alone")
+                raise ConfigError(f"{conflict}; move it away, or replace it with {option}")
+            note(f"{conflict}; a run replaces it only with {option}")
         self.hashes.path.parent.mkdir(parents=True, exist_ok=True)
         sources = tuple(self.sources.values())
         lock = lock_sources(
@@ -213,10 +213,10 @@ class ConfiguredExpert:
             bundled=None if self.opened is None else self.opened.index.lock,
         )
         self.hashes.save()
-        # A source's jobs read its own lock, so that they run for its changes alone.
+        # A source's jobs read its own lock, so that only its changes rerun them.
         locks = {f"sources/locked/{source.name}.json": (source,) for source in lock.sources}
         for name, pinned in {path.name: lock.sources, **locks}.items():
-            # Who looks at another preset leaves the locks of the results at hand as they are.
+            # A look at another preset must not change the locks of the existing results.
             if held is None or not looks or not (self.results / name).is_file():
                 write_lock(self.results / name, ExpertLock(expert=self.name, sources=pinned))
         for unresolved in list_unresolved_hub_sources(sources):
@@ -231,10 +231,10 @@ class ConfiguredExpert:
 
     @property
     def _held_preset(self) -> str | None:
-        """The preset of the results at hand, where it is another than this run's."""
+        """The preset of the existing results, if it differs from this run's."""
         # The first records that jobs write; the lock will not do, since a dry run writes it too.
         for path in sorted((self.results / "sources").glob("*/*.json")):
-            # A record that was cut short says nothing, and a run makes it again.
+            # A truncated record says nothing, and a run makes it again.
             with contextlib.suppress(ValueError):
                 there: str | None = json.loads(path.read_bytes()).get("preset")
                 if there not in (None, self.preset):
@@ -249,7 +249,7 @@ class ConfiguredExpert:
 
     @property
     def model_files(self) -> dict[str, list[Path]]:
-        """The user's files that a base model is made from, by what the manifest calls them."""
+        """The user's files that a base model is made from, by their names in the manifest."""
         folders = filter(None, (self.settings["model"], self.settings["tokenizer"]))
         template = self.settings["data"]["chat_template"]
         return {**{place: _model_folder(place) for place in folders}, template: [Path(template)]}
@@ -277,19 +277,19 @@ class ConfiguredExpert:
 
     @property
     def artifacts(self) -> dict[str, str]:
-        """The files that scoring reads; source:file lies in a generated source's folder."""
+        """The files that scoring reads; source:file is in a generated source's folder."""
         made = f"{self.results}/sources/generated"
         named = self.settings["evaluation"]["artifacts"].items()
         found = {key: f"{made}/{place.replace(':', '/')}" for key, place in named}
         for key, place in self.own_artifacts.items():
-            # Where the manifest now names another file, that one counts.
+            # If the manifest now names another file, that one counts.
             brought = self.bundle is not None and self.bundle.own_artifacts.get(key) == place
             found[key] = artifact_path(self.name, key, place) if brought else place
         return found
 
     @cached_property
     def training(self) -> TrainingSection:
-        """The settings of training, of which null stands for auto."""
+        """The training settings; null stands for auto."""
         section = without_auto(self.settings["training"])
         training: TrainingSection = from_json(TrainingSection, section, where="training")
         return training
@@ -304,23 +304,23 @@ class ConfiguredExpert:
         place = self.training.tuned
         if place is None:
             return []
-        # The path that the manifest names is one of the machine where the bundle was made.
+        # The manifest's path belongs to the machine where the bundle was made.
         if self.bundle is not None and self.bundle.tuned == place:
             return [tuning_path(self.name)]
         path = Path(place).expanduser()
         if not TUNING_MADE.fullmatch(str(path)) and not path.is_file():
             raise ConfigError(
-                f"expert {self.name}: training.tuned names {place}, which is not there; correct"
-                f" the path, or name {self.results}/tuning.json, which is made when it is missing"
+                f"expert {self.name}: training.tuned names {place}, which does not exist; correct"
+                f" the path, or use {self.results}/tuning.json, which is made if it is missing"
             )
         return [str(path)]
 
     def hash_content(self, named: dict[str, list[Path]]) -> dict[str, str]:
         """Hash the user's own files, so that a changed one counts and a touched one does not.
 
-        ``named`` are files by what the manifest calls them, and go by the names they have there:
-        where a home lies is no setting. Where none of them is here, or the same model, what a
-        bundle that was opened says of them counts.
+        ``named`` are files by their names in the manifest, which the hashes go by: the location of
+        a home directory is not a setting. If none of them is here, or if they are the same model,
+        the hashes in an opened bundle count.
         """
         found: dict[str, str] = {}
         for place, files in named.items():
@@ -338,7 +338,7 @@ def source_specs(settings: Settings) -> tuple[SourceSpec, ...]:
 
 
 def _model_folder(place: str) -> list[Path]:
-    # By the folder's name as it is written: ~ stays ~, so that no home is part of a setting.
+    # By the folder's name as written: ~ stays ~, so that no setting contains a home directory.
     folder = Path(place).expanduser()
     if not folder.is_dir():
         return []

@@ -1,6 +1,6 @@
 """Forecast a training's hours and dollars before it runs, and the basis of the forecast.
 
-A dry run shows it, so it is read from disk in milliseconds from the best basis: the plan, else
+A dry run shows it, so it is derived in milliseconds from the best basis on disk: the plan, else
 packed tokens, else the bytes of the sources, both at the speed that ``plan/step_time.py`` predicts.
 Each step down widens the band. Unknown values have a reason.
 """
@@ -53,30 +53,30 @@ from expertflow.tokens.records import PackedSplit
 from expertflow.train.optimizers import state_bytes
 from expertflow.train.saved.checkpoint_files import newest_unfinished, step_of
 
-# Bytes of a file for one token of the texts in it, least and most. Seen with Qwen's tokenizer on 21
-# JSON Lines files of questions, code, chats, schemas and prose: as they are 2.7 to 11.7, with gzip
-# 0.4 to 1.7, as Parquet 0.4 to 5.4. The bands leave out the ends; that is judgment.
+# A file's bytes per token of its texts, least and most. Seen with Qwen's tokenizer on 21 JSON Lines
+# files of questions, code, chats, schemas and prose: plain 2.7 to 11.7, with gzip 0.4 to 1.7, as
+# Parquet 0.4 to 5.4. The bands leave out the extremes; that is a judgment call.
 PLAIN_BYTES = (2.5, 9.0)
 COMPRESSED_BYTES = (0.4, 1.8)
 PARQUET_BYTES = (0.5, 3.2)
-# Bytes of a generated record, least and most, before it is generated. Seen of the eight generators:
-# 106 to 1,529.
+# Bytes of a generated record, least and most, before it is generated. The eight generators have 106
+# to 1,529.
 GENERATED_BYTES = (100.0, 1600.0)
-# Before tokens exist nothing is known of documents either. The mean context that attention sees,
-# the share of tokens that is learned, and how full rows get: judgment, generous on both sides.
+# Before tokens exist, nothing is known about documents either. The mean context that attention
+# sees, the share of tokens that is learned, and how full rows get: judgment, with wide margins.
 MEAN_CONTEXT_TOKENS = (32.0, 1024.0)
 SUPERVISED_FRACTION = (0.1, 1.0)
 FILL_FRACTION = (0.7, 1.0)
-# Micro-batches of a step where the manifest leaves them to the plan: a judgment, of little weight.
+# Micro-batches of a step if the manifest leaves them to the plan: a guess of little weight.
 N_MICRO_BATCHES = 4
 
 
 class Unknown(Exception):
-    """Nothing can be said; the message is the reason, in a few words."""
+    """No forecast is possible; the message is the reason, in a few words."""
 
 
 class Forecast(Record, frozen=True, kw_only=True):
-    """What a training should take, least and most; null where unknown. ``basis`` tells why."""
+    """What a training should take, least and most; null if unknown. ``basis`` says why."""
 
     hours: Range | None = None
     usd: Range | None = None
@@ -100,9 +100,9 @@ class Forecast(Record, frozen=True, kw_only=True):
 
 
 class Forecaster:
-    """Forecasts the training of an expert as it stands.
+    """Forecasts the training of an expert in its current state.
 
-    ``made_by`` returns spec and code of now of a rule, for the rules of a source with its name.
+    ``made_by`` returns a rule's current spec and code; rules of a source take its name.
     """
 
     def __init__(self, expert: ConfiguredExpert, made_by: Callable[..., tuple[str, str]]) -> None:
@@ -110,24 +110,24 @@ class Forecaster:
         self.spec, self.results = expert.plan_spec, expert.results
 
     def forecast(self) -> Forecast:
-        """Return what the complete training should take, and what of one is saved already."""
+        """Forecast the complete training; the basis mentions an unfinished one that is saved."""
         found = self._forecast()
         saved = newest_unfinished(Path("state", self.expert.name))
         note = "" if saved is None else f"; an unfinished one is saved at step {step_of(saved)}"
         return replace(found, basis=f"{found.basis}{note}")
 
     def _forecast(self) -> Forecast:
-        # A record that cannot be read ends no run.
+        # An unreadable record must not end a run.
         spec, plan, note, hardware = self.spec, self.results / "plan.json", "", self.spec.hardware
         try:
             if self._is_current("plan_training", plan):
                 planned = _planned(plan)
-                # A plan for a CPU knows no speed: it would be another every time.
+                # A CPU plan has no speed, which would differ every time.
                 if planned.hours is not None or planned.hardware != "cpu":
                     return planned
-            # Of other settings or code: no basis, but worth telling why it is not used.
+            # From other settings or code: not a basis, but say why it is not used.
             elif plan.is_file():
-                note = "; plan.json is of other settings or code"
+                note = "; plan.json is from other settings or code"
             gpu = probe.resolve_gpu(hardware, list(spec.gpu_table))
             hardware = "cpu" if gpu is None else f"{spec.world_size} x {gpu.name}"
             runs, basis = self._expected_runs(gpu)
@@ -146,25 +146,25 @@ class Forecaster:
         )
 
     def check_memory(self) -> str | None:
-        """Return a note where memory is scarce; raise HardwareError if the card is too small.
+        """Return a note if memory is tight; raise HardwareError if the card is too small.
 
-        By weights and states alone, which are sure. Activations are left to the plan's trace.
+        Counts only weights and states, which are certain. The plan's trace covers activations.
         """
         spec = self.spec
         try:
             gpu = probe.resolve_gpu(spec.hardware, list(spec.gpu_table))
             facts = self.current_facts()
         except Unknown:
-            # The forecast, or the job that needs it, says so.
+            # The forecast, or the job that needs it, reports that.
             return None
         n_bytes, what = standing_bytes(spec, facts)
         total = None if gpu is None else gpu.memory_total_bytes
         if gpu is None or total is None or n_bytes <= USABLE_FRACTION * total - RESERVE_BYTES:
             return None
-        told = f"{self.expert.name}: {what} take {gib(n_bytes)} and {gpu.name} has {gib(total)}"
+        sizes = f"{self.expert.name}: {what} take {gib(n_bytes)} and {gpu.name} has {gib(total)}"
         if n_bytes <= total:
-            return f"{told}; whether activations fit is not known before the plan"
-        raise HardwareError(f"{told}; {suggest_smaller(spec, facts, gpu)}")
+            return f"{sizes}; whether activations fit is not known before the plan"
+        raise HardwareError(f"{sizes}; {suggest_smaller(spec, facts, gpu)}")
 
     def _is_current(self, rule: str, record: Path, **of: str) -> bool:
         """Return whether a record is complete and was made by the current rule, by its sidecar."""
@@ -182,14 +182,14 @@ class Forecaster:
         return self._facts()
 
     def _expected_runs(self, gpu: GpuFacts | None) -> tuple[Runs, str]:
-        """Return least and most tokens with a step of each, and what they were estimated from."""
+        """Return the least and most tokens with a step of each, and the basis of the estimate."""
         spec, packing, facts = self.spec, self.results / "packing.json", self.current_facts()
         has_model = self._is_current("prepare_model", self.results / "model.json")
         if has_model and self._is_current("pack_sequences", packing):
             train: PackedSplit = read_part(PackedSplit, packing, "train")
 
             def of_packed(n_rows: int) -> Range:
-                # The last step of an epoch may hold fewer.
+                # The last step of an epoch may have fewer.
                 return (train.n_tokens / math.ceil(train.n_sequences / n_rows),) * 2
 
             tokens = _count_trained(spec, (float(train.n_tokens),) * 2, of_packed)
@@ -197,10 +197,10 @@ class Forecaster:
             supervised = (train.n_target_tokens / train.n_tokens,) * 2
             basis = "estimate from packed tokens"
         else:
-            # No rows yet, or a model whose shape is of other settings.
+            # No rows yet, or a model whose shape is from other settings.
             tokens = _count_trained(spec, self._tokens_from_bytes(), self._tokens_of_rows)
             longest = self.expert.training.max_seq_length or math.inf
-            # A document is as long as its row at most.
+            # A document is at most as long as its row.
             low, high = MEAN_CONTEXT_TOKENS
             context = min(low, longest / 2), min(high, longest / 2)
             supervised = SUPERVISED_FRACTION
@@ -210,7 +210,7 @@ class Forecaster:
             if any(x is not None for x in (*limits, *(s.max_documents for s in sources))):
                 basis += " before limits on documents"
         attention, training = choose_attention(spec, gpu)[0], self.expert.training
-        # What a plan would choose: rows enough to keep the card busy.
+        # What a plan would choose: enough rows to keep the card busy.
         per_micro_batch = BUSY_TOKENS
         if spec.batch_size is not None and training.max_seq_length is not None:
             per_micro_batch = spec.batch_size * training.max_seq_length
@@ -221,7 +221,7 @@ class Forecaster:
             n_micro_batches=spec.gradient_accumulation_steps or N_MICRO_BATCHES,
             mean_context_tokens=context[0],
             supervised_fraction=supervised[0],
-            # The plan decides on ``auto``: layers that are computed again take their time.
+            # The plan resolves ``auto``; recomputing layers takes time.
             checkpoint=bool(spec.gradient_checkpointing),
             compiled=choose_compile(spec, gpu, attention=attention, packing=training.packing)[0],
             is_quantized=spec.method == "qlora",
@@ -254,20 +254,20 @@ class Forecaster:
         training = self.expert.training
         length = training.max_seq_length
         if length is None or training.packing == "none":
-            raise Unknown("max_steps is set and the tokens of a row are not known before packing")
+            raise Unknown("max_steps is set and the tokens per row are not known before packing")
         return n_rows * length * FILL_FRACTION[0], n_rows * length * FILL_FRACTION[1]
 
     def _tokens_from_bytes(self) -> Range:
-        """Return least and most tokens of an epoch. Duplicates and rejects are not known yet."""
+        """Return least and most tokens of an epoch; duplicates and rejects are not known yet."""
         least = most = 0.0
         for lock in self.expert.lock.sources:
             source = self.expert.sources[lock.name]
             for n_bytes, (low, high) in self._files_of(source, lock):
-                # Few tokens: few bytes, and many of them to a token.
+                # Fewest tokens: fewest bytes, and most bytes per token.
                 least += n_bytes[0] / high * source.weight
                 most += n_bytes[1] / low * source.weight
         kept = 1 - self.expert.settings["data"]["eval_fraction"]
-        # Held-out documents are tokens, but none of the training.
+        # Held-out documents have tokens, but are not trained on.
         return least * kept, most * kept
 
     def count_bytes(self, *names: str) -> Range:
@@ -277,7 +277,7 @@ class Forecaster:
         return sum(low for (low, _), _ in files), sum(high for (_, high), _ in files)
 
     def _files_of(self, source: SourceSpec, lock: SourceLock) -> list[tuple[Range, Range]]:
-        """List a source's files by least and most bytes, with those of a token."""
+        """List the least and most bytes of a source's files, and of a token in each."""
         is_made = lock.kind == "generated"
         kind, rule = ("generated", "generate_source") if is_made else ("fetched", "fetch_source")
         record = self.results / "sources" / kind / f"{lock.name}.json"
@@ -305,9 +305,9 @@ class Forecaster:
             look_up_downloads(model, revision)
             folder = find_folder(model, revision)
         if not (folder / "config.json").is_file():
-            problem = "neither a folder here nor downloaded nor shown by the hub"
+            problem = "neither a local folder, nor downloaded, nor on the hub"
             raise Unknown(f"model {model} is {problem}")
-        # Imported here: it brings tokenizers along, for a shape that is needed once.
+        # Imported here: it loads tokenizers, for a shape that is needed once.
         from expertflow.train.model.base import read_facts
 
         try:
@@ -356,14 +356,16 @@ def _number(value: float) -> str:
 
 
 def _count_trained(spec: PlanSpec, per_epoch: Range, of_rows: Callable[[int], Range]) -> Range:
-    """Count the tokens of all steps; ``of_rows`` are those of a step of so many rows."""
+    """Count the tokens of all steps; ``of_rows`` returns those of a step by its rows."""
 
     def count(n_tokens: float, i: int) -> float:
         if spec.max_steps is not None:
             if spec.batch_size is None:
-                raise Unknown("max_steps is set and batch_size is auto: the plan decides on tokens")
+                raise Unknown(
+                    "max_steps is set and batch_size is auto, so the plan decides on tokens"
+                )
             n_rows = spec.batch_size * (spec.gradient_accumulation_steps or 1) * spec.world_size
-            # A step takes an epoch at most.
+            # A step takes at most an epoch.
             return spec.max_steps * min(of_rows(n_rows)[i], n_tokens)
         return count_epochs(spec, n_tokens) * n_tokens
 

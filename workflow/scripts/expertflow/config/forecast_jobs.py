@@ -1,7 +1,7 @@
-"""Model the seconds of jobs beside the training where none of their kind ran here.
+"""Model the seconds of jobs other than training if none of their kind ran here.
 
-Each takes its start and its work over a speed, as a least and a most: judgments around what was
-seen on two shared cores. A data set's download is unknown, as which files it takes is found later.
+Each is its start plus its work over a speed, as a least and a most: judgments based on what was
+seen on two shared cores. A data set's download is unknown, because its files are found later.
 """
 
 from collections.abc import Callable
@@ -16,31 +16,31 @@ from expertflow.data.shards import token_shards
 from expertflow.evaluate.records import HELD_OUT_LOSS
 from expertflow.plan.flops import count_weights
 
-# Seconds that a job takes before its work, without torch and with it.
+# Seconds that a job takes to start, without torch and with it.
 START_S, TORCH_START_S = (0.1, 2.0), (3.0, 30.0)
-# Bytes of records a second of one process, slowest and fastest.
+# Bytes of records per second in one process, slowest and fastest.
 RENDERING, TOKENIZING, MERGING, LEARNING = (2e6, 2e7), (3e6, 4e7), (1e7, 1e8), (4e5, 4e6)
-# Bytes a second of copies to a local disk, of reading and hashing, of merging and writing weights.
+# Bytes per second when copying to a local disk, hashing files, and merging and writing weights.
 COPYING, HASHING, WRITING = (1e8, 3e9), (3e8, 3e9), (5e7, 1e9)
-# Bytes a second from the hub: an office's line, and a data center's.
+# Bytes per second from the hub: on an office line, and in a data center.
 DOWNLOADING = (4e6, 4e8)
-# Seconds of a layer for a token of each answer at once; the share of ``max_new_tokens`` that the
-# longest answer of a batch takes; seconds to score an answer.
+# Seconds per layer for the next token of all answers in a batch; the share of ``max_new_tokens``
+# that the longest of them takes; seconds to score an answer.
 LAYER_S, ANSWER_FRACTION, SCORING_S = (2e-4, 2e-3), (0.2, 1.0), (1e-3, 0.2)
-# Packed rows keep documents, targets and bounds beside ids.
+# Packed rows store documents, targets and bounds besides ids.
 ROW_BYTES_PER_RECORD_BYTE = (0.5, 4.0)
 
 
 class JobForecaster:
-    """Models jobs of one expert; ``wildcards`` tell those of a rule apart."""
+    """Models jobs of one expert; ``wildcards`` distinguish those of a rule."""
 
     def __init__(self, forecaster: Forecaster) -> None:
         self.forecaster, self.expert = forecaster, forecaster.expert
 
     def forecast(self, rule: str, wildcards: Any) -> str | None:
-        """Return ``0.3 to 4.5 s``; null where the rule is not modeled or its work is unknown.
+        """Return ``0.3 to 4.5 s``; null if the rule is not modeled or its work is unknown.
 
-        A record that cannot be read ends no run.
+        An unreadable record must not end a run.
         """
         model: Callable[[Any], Range] | None = getattr(self, rule, None)
         try:
@@ -127,7 +127,7 @@ class JobForecaster:
         return 2 * spec.max_examples + n_choosing + spec.n_recall_examples
 
     def _downloading(self, *, weights: bool) -> Range:
-        """Return the seconds to download a model's weights or other files; 0 where it is here."""
+        """Return the seconds to download a model's weights or other files; 0 if it is here."""
         settings = self.expert.settings
         name, revision = settings["model"], settings["model_revision"]
         if name.startswith("builtin:") or any(find_folder(name, revision).glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""One-line errors of this run and of its jobs, and the environment by which rules find scripts."""
+"""One-line errors of this run and its jobs, and the environment in which rules find scripts."""
 
 import functools
 import os
@@ -13,14 +13,14 @@ from expertflow.core.disk import MAKE_ROOM, describe_os_error, describe_space, f
 from expertflow.core.errors import STOPPED, DataError, ExpertflowError, format_error
 from expertflow.core.format import show_hidden
 
-# A block of the largest pages; with less, the last line of a log may be cut, or missing.
+# A block of the largest pages; with less, the last line of a log may be truncated or missing.
 LEAST_FREE_BYTES = 1 << 16
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def fail(message: object) -> NoReturn:
-    """Exit with a line for each fault."""
+    """Exit with one line per fault."""
     sys.exit(format_error(message))
 
 
@@ -46,64 +46,64 @@ def one_line(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def set_environment(scripts: Path, *, main: bool) -> None:
-    """Set the environment by which rules find the interpreter and the scripts.
+    """Set the environment in which rules find the interpreter and the scripts.
 
-    They call ``python $EXPERTFLOW/<rule>.py``, from whatever working directory. The report tells
-    the command line; in the environment it counts for no rule's settings.
+    They call ``python $EXPERTFLOW/<rule>.py`` from any working directory. The report shows the
+    command line, which in the environment is not part of any rule's settings.
     """
     interpreter = str(Path(sys.executable).parent)
     os.environ["PATH"] = os.pathsep.join([interpreter, os.environ.get("PATH", "")])
     os.environ["EXPERTFLOW"] = str(scripts)
-    # As in the jobs: cards are counted as the driver counts them.
+    # As in the jobs: cards are numbered as the driver does.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     # How long a CPU's threads spin at a barrier before they sleep (libgomp reads it at load).
-    # Its default of 300,000 rounds keeps the thread that is waited for from its core as soon as
-    # anything else runs on the machine; a thousand is what it takes itself where it knows of that.
+    # With its default of 300,000 rounds, they keep the thread they wait for off its core as soon as
+    # anything else runs on the machine; a thousand is what it uses itself when it detects that.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if main:
         os.environ["EXPERTFLOW_COMMAND"] = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def list_failed_logs(run: Any) -> list[Path]:
-    """Return the logs of the jobs that failed in Snakemake's run, of groups those of each job."""
-    # A group fails as a whole; which of its jobs did, their logs tell.
+    """Return the logs of jobs that failed in Snakemake's run; for groups, those of each job."""
+    # A group fails as a whole; the logs show which of its jobs did.
     failed = [job for one in run.scheduler.failed for job in (one if one.is_group() else [one])]
     return sorted({Path(str(log)) for job in failed for log in job.log})
 
 
 def describe_failures(logs: Sequence[Path]) -> str:
-    """Return, for each job that failed, its log's path and the line that says why."""
+    """Return, for each failed job, its log's path and the line that says why."""
     if not logs:
-        return "error: the run was stopped; give the same command again to go on"
+        return "error: the run was stopped; run the same command again to continue"
     lines = [(log, line) for log in logs if (line := describe_failure(log))]
     return "\n".join(f"{log}\n{line}" for log, line in lines)
 
 
 def describe_failure(log: Path) -> str:
-    """Return the line that a job's log ends with, or what is known without; empty if it did well.
+    """Return the last line of a job's log, or what is known without it; empty if it succeeded.
 
-    Only a script that met a fault of its input ends with a line for users; others end with what
-    Python printed, and those that were killed with nothing on that.
+    Only a script that found a fault in its input ends with a line for users; others end with what
+    Python printed, and those that were killed with no explanation.
     """
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
         logged_s, path = log.stat().st_mtime, attempts_path(log)
-        # An attempt that ended before Python knew of it is not recorded.
+        # An attempt that ended before its script could record it is not in there.
         is_recorded = path.is_file() and path.stat().st_mtime >= logged_s
         code = read_attempts(path)[-1].code if is_recorded else 1
     except (OSError, DataError, LookupError):
         text, code = "", None
     if not text.endswith("\n") and free_bytes(log) < LEAST_FREE_BYTES:
         return f"error: {log}: {describe_space(log)}, too little for the log itself; {MAKE_ROOM}"
-    # Empty lines may follow the last words.
+    # Empty lines may follow the last message.
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     if last.startswith("error: ") or code == 0:
         return last if code else ""
     if code == STOPPED:
-        return f"error: {log.stem} was told to stop; run the same command again to continue"
+        return f"error: {log.stem} was stopped by a signal; run the same command again to continue"
     if last and code is not None:
-        return f"error: {show_hidden(last)}; this is unexpected, {log} tells where"
+        return f"error: {show_hidden(last)}; this is unexpected, see {log}"
     return (
-        f"error: {log.stem} ended without a word, as if killed (out of memory?); give the same"
-        " command again, it resumes"
+        f"error: {log.stem} ended without a message, as if killed (out of memory?); run the same"
+        " command again to resume"
     )

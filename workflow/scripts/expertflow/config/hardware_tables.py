@@ -1,4 +1,4 @@
-"""The cards and prices of config/hardware, and the specs that hold rows of them."""
+"""The cards and prices of config/hardware, and the specs that contain rows of them."""
 
 import difflib
 import functools
@@ -15,7 +15,7 @@ from expertflow.core.settings import name_of, neutralize, without_auto
 from expertflow.plan.records import Claim, HardwareChoice, Origin, PlanSpec, TrainPlan
 from expertflow.plan.settings import Training, TrainingSection
 
-# Of a row of prices, what a plan reads.
+# The keys of a row of prices that a plan reads.
 PRICE_KEYS = ("usd_per_hour", "as_of", "billing_minutes", "storage_usd_per_hour")
 
 
@@ -31,7 +31,7 @@ class HardwareTables:
         hardware: str = self._config["hardware"]
         if hardware not in ("auto", "cpu"):
             known = ", ".join(("auto", "cpu", *(row["name"] for row in self.gpus)))
-            self._check_known(hardware, f"hardware is {hardware!r}, and known are {known}")
+            self._check_known(hardware, f"hardware is {hardware!r} (known: {known})")
         return hardware
 
     @property
@@ -55,15 +55,15 @@ class HardwareTables:
     def plan_spec(self, expert: Settings) -> PlanSpec:
         """Return the settings of ``plan_training``.
 
-        Of the tables it takes the rows of the card that is named and of those to compare it with,
-        or all while the card is not known yet. The demo is always planned for the CPU, and nothing
-        is compared with one.
+        It takes only the rows of the chosen card and of those to compare it with, or all while the
+        card is not known yet. The demo is always planned for the CPU, and nothing is compared with
+        a CPU.
 
         Raises:
-            ConfigError: no card has a name that is given.
+            ConfigError: a card's name is unknown.
         """
         chosen = from_json(TrainingSection, without_auto(expert["training"]), where="training")
-        # A LoRA block that stayed in the manifest decides nothing then.
+        # A LoRA block left in the manifest then has no effect.
         if chosen.method == "full":
             chosen = replace(chosen, lora=None)
         config, is_demo = self._config, expert["preset"] == "demo"
@@ -72,7 +72,7 @@ class HardwareTables:
         compare: list[Settings] = [] if hardware == "cpu" else config["compare"]
         for choice in compare:
             self._check_known(choice["name"], f"compare names {choice['name']!r}")
-        # With rows of other cards, a new price for one would make every plan run again.
+        # With rows of other cards, a new price for one would rerun every plan.
         wanted = {hardware, *(choice["name"] for choice in compare)}
         cards = [row for row in self.gpus if hardware == "auto" or wanted & _names(row).keys()]
         prices = {row["name"]: price for row in cards if (price := self._price(row)) is not None}
@@ -92,18 +92,18 @@ class HardwareTables:
             may_drop_budgets=is_demo,
         )
 
-    def _check_known(self, card: str, said: str) -> None:
+    def _check_known(self, card: str, setting: str) -> None:
         names = [name for row in self.gpus for name in _names(row)]
         if card not in names:
             near = difflib.get_close_matches(card, names, n=3, cutoff=0.4)
             hint = f"did you mean {' or '.join(map(repr, near))}?"
             fix = hint if near else "correct the name, or add the row"
-            raise ConfigError(f"{said}: no such row in config/hardware/gpus.yaml; {fix}")
+            raise ConfigError(f"{setting}: no such row in config/hardware/gpus.yaml; {fix}")
 
     def _price(self, row: Settings) -> Settings | None:
         # Users write a card's price under the name that their driver or provider shows.
         listed = next((self.prices[name] for name in _names(row) if name in self.prices), None)
-        # Notes and links beside a price are for people.
+        # Notes and links next to a price are for people.
         return listed and {key: listed[key] for key in PRICE_KEYS if key in listed}
 
     def _file(self, name: str) -> Path:
@@ -112,11 +112,11 @@ class HardwareTables:
 
 
 def calibration_spec(spec: PlanSpec, *, length: bool = False) -> PlanSpec:
-    """Leave of a plan's settings what decides time and memory of a step.
+    """Reduce a plan's settings to those that determine the time and memory of a step.
 
-    No prices, budgets or claims; neither what the short run sets for itself nor how large a step of
-    the optimizer is, so that a sweep of learning rates pays for one calibration; with ``length``
-    not how long the run is, either.
+    This drops prices, budgets and claims, what the short run sets for itself, and the size of an
+    optimizer step, so that a sweep of learning rates pays for one calibration; with ``length``,
+    also the length of the run.
     """
     is_any = spec.hardware == "auto"
     cards = [row for row in spec.gpu_table if is_any or spec.hardware in _names(row)]
@@ -136,9 +136,10 @@ def calibration_spec(spec: PlanSpec, *, length: bool = False) -> PlanSpec:
 
 
 def tuning_spec(spec: PlanSpec) -> PlanSpec:
-    """Leave of a plan's settings what decides which are fastest; neither length nor an own tuning.
+    """Reduce a plan's settings to those that determine which are fastest, without its own tuning.
 
-    A search that read the tuning that it makes would never end, and steps are alike in every epoch.
+    A search that read the tuning that it makes would never end. The length is dropped, too, because
+    steps are alike in every epoch.
     """
     return replace(calibration_spec(spec, length=True), tuned=None)
 

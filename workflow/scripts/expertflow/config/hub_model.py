@@ -9,22 +9,22 @@ TIMEOUT_S = 3.0
 
 
 def find_folder(name: str, revision: str | None) -> Path:
-    """Return a model's own folder or the one in the hub's cache, which may lack files."""
+    """Return a model's local folder or the one in the hub's cache, which may lack files."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    # Where nothing was downloaded yet, a folder that is not there.
+    # If nothing was downloaded yet, this folder does not exist.
     commit = cache.find_revision(name, revision, "models")
     return cache.snapshot_folder(name, commit or "main", "models")
 
 
 @functools.cache
 def look_up_downloads(name: str, revision: str | None) -> dict[str, int] | None:
-    """Return the bytes by path of what the cache lacks of a model; its config.json is there then.
+    """Return the bytes by path of the files missing from the cache; downloads the config.json.
 
-    Null where the hub is out of reach, not to be asked, or does not show the model.
+    Null if the hub is out of reach, turned off, or does not show the model.
     """
-    # Imported here: half a second, for what is asked once.
+    # Imported here: it takes half a second, for a single lookup.
     from httpx2 import HTTPError
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
     from huggingface_hub.utils import disable_progress_bars
@@ -33,7 +33,7 @@ def look_up_downloads(name: str, revision: str | None) -> dict[str, int] | None:
 
     disable_progress_bars()
     try:
-        # Asked first: a hub that does not answer is given up once, and not for each file.
+        # Asked first, so that an unresponsive hub times out once, not for each file.
         HfApi().model_info(name, revision=revision, timeout=TIMEOUT_S)
         hf_hub_download(name, "config.json", revision=revision, etag_timeout=TIMEOUT_S)
         files = snapshot_download(
@@ -45,5 +45,5 @@ def look_up_downloads(name: str, revision: str | None) -> dict[str, int] | None:
         )
     except (OSError, ValueError, HTTPError):
         return None
-    # The cache may hold some of the files, from a download that broke off.
+    # The cache may have some of the files, from an interrupted download.
     return {file.filename: file.file_size for file in files if file.will_download}

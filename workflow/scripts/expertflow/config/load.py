@@ -1,8 +1,8 @@
 """Read config.yaml and the manifests, merge presets and overrides, and refuse contradictions.
 
 Later wins: schema defaults < manifest < its demo block (demo preset) < ``training`` of the
-configuration < ``experts.{name}`` of the configuration. A manifest without a demo block is of the
-full preset, whatever the configuration says.
+configuration < ``experts.{name}`` of the configuration. A manifest without a demo block always has
+the full preset, whatever the configuration says.
 """
 
 import textwrap
@@ -31,10 +31,10 @@ from expertflow.core.files import sha256_file
 from expertflow.data.sources.registry import source_kinds
 from expertflow.plan.records import Origin
 
-# Where a manifest's author may say, below ``origins``, that a value comes from.
+# Where a value may come from, as a manifest states it below ``origins``.
 ORIGINS = {
-    "source": "the source system had it",
-    "public": "a public recipe has it",
+    "source": "from the source system",
+    "public": "from a public recipe",
     "own": "chosen here",
 }
 
@@ -90,9 +90,9 @@ def load_expert(
 ) -> Settings:
     """Return an expert's settings, checked and complete.
 
-    ``bundled`` names files of the user that may be absent, as a bundle tells what they hold.
-    ``told`` is what of the configuration the command line says. ``preset`` is that of the settings;
-    ``setting_origins`` says where the training settings come from.
+    ``bundled`` names user files that may be absent, because a bundle has their hashes. ``told`` is
+    the command line's part of the configuration. In the result, ``preset`` is that of the settings,
+    and ``setting_origins`` says where the training settings come from.
 
     Raises:
         ConfigError: the manifest, or an override of it, is wrong; names file, key, value and fix.
@@ -100,19 +100,19 @@ def load_expert(
     path, schema = find_manifest(name, folders), read_schema("expert")
     manifest = read_yaml(path)
     if not isinstance(manifest, dict):
-        raise ConfigError(f"{path}: holds no settings; see config/experts/ for examples")
+        raise ConfigError(f"{path}: contains no settings; see config/experts/ for examples")
     demo = manifest.get("demo", {}) if config["preset"] == "demo" else {}
-    # Without overrides first: a fault of the file is told with its line.
+    # First without overrides, so that a fault in the file is reported with its line.
     raise_faults(_find_faults_of_file(path, manifest, demo))
     faults = [*_wrong_origins(manifest, path)]
-    # It is no setting itself.
+    # It is not a setting itself.
     manifest.pop("demo", None)
     merged = merge_settings(manifest, demo)
     merged = merge_settings(merged, {"training": config["training"]})
     own = config["experts"].get(name) or {}
     if "demo" in own:
         raise ConfigError(
-            f"config: experts.{name}.demo has no effect; give its keys to experts.{name} itself"
+            f"config: experts.{name}.demo has no effect; move its keys to experts.{name} itself"
         )
     if isinstance(own.get("sources"), dict):
         own = {**own, "sources": _named_sources(name, merged["sources"], own["sources"])}
@@ -122,10 +122,10 @@ def load_expert(
     faults += (f"{where}: {fault}" for fault in find_idle_keys(merged))
     result: Settings = with_defaults(merged, schema)
     fields = result["evaluation"]["fields"]
-    # A null takes away what an earlier layer names.
+    # A null removes what an earlier layer sets.
     result["evaluation"]["fields"] = {key: name for key, name in fields.items() if name is not None}
     for source in result["sources"]:
-        # By kind: what people committed to git is searched, other sources only if asked for.
+        # By kind: git commits are scanned, other sources only on request.
         if source["scan_secrets"] is None:
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
     faults += (f"{where}: {fault}" for fault in find_contradictions(result, bundled=bundled))
@@ -153,10 +153,10 @@ def _find_faults_of_file(path: Path, manifest: Settings, demo: Any) -> Iterator[
 
 
 def training_overrides(told: Settings, expert: str) -> Settings:
-    """Cut out of what the command line says what is about the training of an expert."""
+    """Extract an expert's training settings from the command line's configuration."""
 
     def part(of: Settings, key: str) -> Settings:
-        # On the command line Snakemake reads null as text.
+        # Snakemake reads a null on the command line as text.
         return found if isinstance(found := of.get(key), dict) else {}
 
     own = part(part(told, "experts"), expert)
@@ -175,7 +175,7 @@ def _named_sources(expert: str, sources: list[Settings], changes: Settings) -> l
             hint = suggest_name(name, names, f"its sources are {', '.join(names)}")
             faults.append(f"{place}: the expert has no such source; {hint}")
         elif not isinstance(change, dict):
-            faults.append(f"{place} is {change!r}; give keys and values, e.g. {{path: a.jsonl}}")
+            faults.append(f"{place} is {change!r}; set keys and values, e.g. {{path: a.jsonl}}")
     raise_faults(faults)
     return [merge_settings(source, changes.get(source["name"], {})) for source in sources]
 
@@ -185,7 +185,7 @@ def _wrong_origins(manifest: Settings, path: Path) -> Iterator[str]:
     known = dict(_keys({key: item for key, item in manifest.items() if key != "origins"}))
     for key in manifest.get("origins", {}):
         if key not in known:
-            hint = suggest_name(key, known, "set it, or leave its origin out")
+            hint = suggest_name(key, known, "set it, or remove its origin")
             place = at_line(path, ["origins", key])
             yield f"{place}: origins names {key!r}, which is not set here; {hint}"
 

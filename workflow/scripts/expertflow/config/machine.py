@@ -1,7 +1,7 @@
 """What the jobs of an expert need: cards, machines, minutes, memory, packages, the base model.
 
-It is looked for before the first job starts. A dry run asks the same, and so ends with the line
-that the run would end with.
+All of it is checked before the first job starts. A dry run makes the same checks, and so ends with
+the same error as the run would.
 """
 
 import math
@@ -28,33 +28,33 @@ from expertflow.plan.switches import (
 )
 
 TRAINS = ("calibrate_expert", "tune_expert", "ablate_variant", "train_expert")
-# The plan's upper end leaves out start-up, saves and evaluations where nothing was calibrated, and
-# a job that is ended too early is queued for again. A job asked for longer costs nothing more.
+# Without a calibration, the plan's upper end leaves out start-up, saves and evaluations, and a job
+# that is stopped too early has to queue again. Requesting more time costs nothing.
 GENEROUS = 1.5
 AT_LEAST_MINUTES = 60
 UNPLANNED_MINUTES = 24 * 60
-# What the profiles give a job; beside it four bytes for each weight, and half as much for copies.
+# What the profiles give a job; in addition, four bytes per weight, and half as much for copies.
 JOB_MB, UNKNOWN_MODEL_MB, EXPORT_BYTES = 8000, 64000, 6
-# Cores of a job beside its card: one for its loop, one for batches and saves.
+# Cores of a job besides its card: one for its loop, one for batches and saves.
 BESIDE_CARD = 2
 
 
 def check_machine(expert: ConfiguredExpert, rule: str) -> None:
-    """Refuse a rule that could not run here, if this machine runs it.
+    """Refuse a rule that cannot run here, if this machine runs it.
 
-    A run that only looks may plan for a card that is not here, and is told so.
+    A run that only looks may plan for a card that is missing here; it only gets a note.
 
     Raises:
         ConfigError: a folder is missing, or the hardware is not what the settings need.
         HardwareError: a card or a package is missing.
-        TrainingError: the folder of the base model does not hold one.
+        TrainingError: the folder of the base model does not contain one.
     """
     training, elsewhere = expert.training, expert.run.elsewhere
     if rule in TRAINS:
         count_allowed_gpus(training, expert.run.gpu_limit)
         count_nodes(training)
     spec = expert.plan_spec
-    # A bundle brought its model, or links the weights when it is opened.
+    # An opened bundle has its model, or links to the weights.
     if rule in ("prepare_tokenizer", "prepare_model"):
         if expert.bundle is None:
             _check_model(expert, notes=rule == "prepare_model")
@@ -62,13 +62,13 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
     gpu = probe.resolve_gpu(spec.hardware, list(spec.gpu_table))
     if spec.hardware == "auto" and gpu is None and (elsewhere or rule == "make_bundle"):
         raise ConfigError(
-            f"{probe.no_gpu_reason()}, and {expert.name} is trained on another one; name its card"
+            f"{probe.no_gpu_reason()}, and {expert.name} is trained on another one; set its card"
             " with --config hardware='H100 SXM', or use hardware=cpu"
         )
     # Both raise: varlen on a CPU, shards of 4-bit weights.
     choose_attention(spec, gpu)
     choose_parallel(spec)
-    # Packages and cards of this machine say nothing of the one that trains.
+    # Packages and cards of this machine say nothing about the one that trains.
     if elsewhere or rule not in TRAINS:
         return
     for package, remedy in list_required_packages(spec):
@@ -76,7 +76,7 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
     if gpu is not None and (missing := _missing_for_card(expert, rule, gpu)):
         if not expert.run.looks:
             raise HardwareError(missing)
-        note(f"{expert.name}: a run on this machine is refused: {missing}")
+        note(f"{expert.name}: a run on this machine would be refused: {missing}")
 
 
 def _missing_for_card(expert: ConfiguredExpert, rule: str, gpu: GpuFacts) -> str | None:
@@ -87,23 +87,23 @@ def _missing_for_card(expert: ConfiguredExpert, rule: str, gpu: GpuFacts) -> str
     # The others run one process.
     if rule in ("calibrate_expert", "train_expert") and n_seen is not None and n_seen < n:
         return (
-            f"training.world_size is {training.world_size}, a process for each card, and this"
-            f" machine shows {n_seen} of {n}: set it to {n_seen * training.n_nodes}, or run where"
-            " there are more"
+            f"training.world_size is {training.world_size}, one process per card, but this"
+            f" machine has {n_seen} of {n}; set it to {n_seen * training.n_nodes}, or run on a"
+            " machine with more"
         )
     attention, _ = choose_attention(spec, gpu)
     compiles, _ = choose_compile(spec, gpu, attention=attention, packing=training.packing)
-    # A tuning may find that compiling fails, and choose to do without.
+    # A tuning may find that compiling fails, and choose not to.
     if compiles and rule != "tune_expert" and training.tuned is None and probe.lacks_compiler():
         return (
-            "training.torch_compile: no kernel can be built here without a C compiler and this"
+            "training.torch_compile: kernels cannot be built here without a C compiler and this"
             " Python's headers; install gcc and python3-dev, or set it to false"
         )
     return None
 
 
 def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
-    # Imported here: it brings tokenizers along.
+    # Imported here: it loads tokenizers.
     from expertflow.train.model import base
 
     is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
@@ -119,32 +119,32 @@ def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
         elif folder.is_dir():
             if key == "model":
                 base.read_facts(folder)
-        # A name of the hub has one slash.
+        # A name on the hub has one slash.
         elif key == "tokenizer" or place.count("/") != 1 or folder.parent.is_dir():
             beside = [str(Path(place).with_name(found.name)) for found in folder.parent.glob("*/")]
             hint = suggest_name(place, beside, "correct the path")
-            raise ConfigError(f"{where}, and there is no such folder; {hint}")
+            raise ConfigError(f"{where}, but there is no such folder; {hint}")
         elif is_offline and not cache.repository_folder(place, "models").is_dir():
             missing = (
-                f"{where}: neither a folder here nor in the cache, and HF_HUB_OFFLINE is set;"
-                " correct the name, or download it where there is a network"
+                f"{where}: neither a local folder nor in the cache, and HF_HUB_OFFLINE is set;"
+                " correct the name, or download it with network access"
             )
-            # What a card elsewhere would take can be asked without the model.
+            # A forecast for a card elsewhere works without the model.
             if not expert.run.looks:
                 raise ConfigError(missing)
             if notes:
-                note(f"a run on this machine is refused: {missing}")
+                note(f"a run on this machine would be refused: {missing}")
 
 
 def runtime_minutes(expert: str) -> int:
     """Return the minutes that a training may take, by its plan; a day if unplanned.
 
-    A job that is ended earlier saves, and a retry resumes it.
+    A job that is stopped earlier saves, and a retry resumes it.
     """
     try:
         cost = read_part(CostPlan, Path("results", expert, "plan.json"), "cost")
     except DataError:
-        # There is none yet, or a corrupt one, which is made again before anything trains by it.
+        # There is none yet, or a corrupt one, which is made again before it is used.
         return UNPLANNED_MINUTES
     hours = cost.predicted_hours_high
     return (
@@ -153,17 +153,17 @@ def runtime_minutes(expert: str) -> int:
 
 
 def export_memory_mb(expert: str) -> int:
-    """Return the memory in which a model is merged and read again in fp32, on a CPU."""
+    """Return the memory needed to merge a model and read it back in fp32, on a CPU."""
     try:
         n_parameters = read_part(int, Path("results", expert, "model.json"), "n_parameters")
     except DataError:
-        # As of the card jobs of the profiles.
+        # As for card jobs in the profiles.
         return UNKNOWN_MODEL_MB
     return JOB_MB + math.ceil(n_parameters * EXPORT_BYTES / 1e6)
 
 
 def count_threads(expert: ConfiguredExpert) -> int:
-    """Return the cores to ask for in a job that trains or answers.
+    """Return the cores to request for a job that trains or answers.
 
     Snakemake grants at most ``--cores``, and sets OMP_NUM_THREADS, which torch follows.
     """
@@ -177,7 +177,7 @@ def count_threads(expert: ConfiguredExpert) -> int:
 
 
 def count_allowed_gpus(training: TrainingSection, limit: int | None) -> int:
-    """Count the GPUs of all nodes together; ConfigError if a run may not use as many.
+    """Count the GPUs of all nodes together; ConfigError if a run may not use that many.
 
     Snakemake would silently request fewer, and the processes would share them.
     """
@@ -185,7 +185,7 @@ def count_allowed_gpus(training: TrainingSection, limit: int | None) -> int:
     # In a dry run without a profile there is no limit.
     if limit is not None and limit < n:
         raise ConfigError(
-            f"training.world_size is {n}, and a run may hold {limit} at once: add --resources"
+            f"training.world_size is {n}, but a run may use {limit} at once; add --resources"
             f" gpu={n}, or with profiles/slurm set EXPERTFLOW_SLURM_GPUS to at least {n}"
         )
     return n
@@ -196,7 +196,7 @@ def count_nodes(training: TrainingSection) -> int | None:
     n_processes, n = training.world_size, training.n_nodes
     if n_processes % n:
         raise ConfigError(
-            f"training.n_nodes is {n} and training.world_size {n_processes}: every machine runs as"
-            f" many processes as the next; make world_size a multiple of {n}"
+            f"training.n_nodes is {n} and training.world_size {n_processes}, but every machine runs"
+            f" the same number of processes; make world_size a multiple of {n}"
         )
     return None if n == 1 else n

@@ -1,4 +1,4 @@
-"""Set and explain what another trainer's file leaves open."""
+"""Set and explain what another trainer's file leaves unset."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from expertflow.plan.settings import LoraSpec, TrainingSection
 
 
 def complete_training(training: Settings, found: Settings) -> None:
-    """Set what a file implies without a key, where our defaults would differ."""
+    """Set what a file implies but does not state, where our defaults would differ."""
     if found.get("warmup_steps") == 0:
         training.setdefault(name_of(TrainingSection.warmup_ratio), 0.0)
     if "constant" in (found.get("lr_scheduler_type"), found.get("lr_scheduler")):
@@ -29,7 +29,7 @@ def complete_training(training: Settings, found: Settings) -> None:
 
 
 def explain_defaults(training: Settings) -> Iterator[str]:
-    """Yield which of our defaults apply to what decides a training."""
+    """Yield a line with the important settings that get our defaults."""
     replaced = {
         TrainingSection.num_train_epochs: TrainingSection.max_steps,
         TrainingSection.learning_rate: TrainingSection.learning_rate,
@@ -47,7 +47,7 @@ def explain_defaults(training: Settings) -> Iterator[str]:
 
 
 def explain_rows(training: Settings) -> Iterator[str]:
-    """Yield what a step was and is: a packed row holds several examples."""
+    """Yield what a step was and is: a packed row has several examples."""
     rows = training.get(name_of(TrainingSection.batch_size))
     times = training.get(name_of(TrainingSection.gradient_accumulation_steps), 1)
     packing = name_of(TrainingSection.packing)
@@ -56,9 +56,9 @@ def explain_rows(training: Settings) -> Iterator[str]:
     step = f"A step has {rows * times}"
     if training[packing] == "none":
         rate = name_of(TrainingSection.learning_rate)
-        yield f"{step} examples a card, as before: {packing} is none, so that epochs, steps and"
-        yield f"{rate} mean what they did. With {packing} bfd, which is faster, a row holds several"
-        yield "examples: show_plan.py then shows examples a step and steps, before and now, and the"
-        yield f"batch that keeps {rows * times} examples a step."
+        yield f"{step} examples per card, as before: {packing} is none, so epochs, steps and"
+        yield f"{rate} mean the same. With {packing} bfd, which is faster, a row has several"
+        yield "examples: show_plan.py then shows examples per step and steps, before and now, and"
+        yield f"the batch that keeps {rows * times} examples per step."
     else:
-        yield f"{step} packed rows a card, as before; a row holds several examples."
+        yield f"{step} packed rows per card, as before; a row has several examples."

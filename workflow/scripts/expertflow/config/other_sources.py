@@ -13,7 +13,7 @@ _DRIVE = re.compile(r"([A-Za-z]):[\\/](.*)")
 
 
 def linux_path(name: str) -> str:
-    """Translate a Windows path into the one that WSL has for it.
+    """Translate a Windows path into its WSL path.
 
     >>> linux_path("F:/models/Qwen3-0.6B"), linux_path("Qwen/Qwen3-0.6B")
     ('/mnt/f/models/Qwen3-0.6B', 'Qwen/Qwen3-0.6B')
@@ -34,7 +34,7 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
         config, split = found.get("dataset_config"), found.get("dataset_train_split")
         given = [{"id": str(name), "config": config, "split": split}]
     if isinstance(given, str):
-        # LLaMA-Factory: names of its dataset_info.json, one text with commas.
+        # LLaMA-Factory: names from its dataset_info.json, separated by commas.
         kind = "completion" if found.get("stage") == "pt" else "alpaca"
         given = [{"path": f"data/{one.strip()}.json", "type": kind} for one in given.split(",")]
     if found.get("train_dataset"):
@@ -47,7 +47,7 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(source.get("id") or source["path"]).stem)
         counted[stem] += 1
         if "[" in (split := str(one.get("split"))):
-            notes.append(f"{split} of {stem}: all is read; max_documents takes a part.")
+            notes.append(f"{split} of {stem}: everything is read; max_documents limits it.")
         yield {"name": stem if counted[stem] == 1 else f"{stem}-{counted[stem]}", **source}
     notes.append("Check each source: its fields, its license, and where its files are.")
 
@@ -62,7 +62,7 @@ def _source(one: Settings, found: Settings) -> Settings:
         split = str(one.get("split") or "train").partition("[")[0]
         # train is the default here, too, and null is left out below.
         source["split"] = split if split != "train" else None
-    # Keys with our default are left out, as a manifest is read by people.
+    # Keys with our default are left out, because people read the manifest.
     if (weight := one.get("weight")) not in (None, 1.0):
         source["weight"] = weight
     if found.get("max_samples"):

@@ -31,23 +31,23 @@ METHODS = ("adapter", "finetuning_type", "use_peft", "use_lora", "load_in_4bit",
            "quantization_bit", "adapter_type", "method", "lora_enabled", "peft_config.name",
            "quant_config.name", "type", "name")  # fmt: skip
 FOUR_BITS = ("load_in_4bit", "use_4bit", "quantization_bit")
-# Of a manifest, besides the settings of the training.
+# Keys of a manifest besides the training settings.
 SAME_NAME = {
     "model": "model", "model_revision": "model_revision", "chat_template": "data.chat_template",
 }  # fmt: skip
 TRAINING, LORA = "training", f"training.{name_of(TrainingSection.lora)}"
-# What takes several words after one flag.
+# Settings that take several words after one flag.
 LISTS = (
     f"{LORA}.{name_of(LoraSpec.targets)}", f"{LORA}.{name_of(LoraSpec.modules_to_save)}",
     f"{TRAINING}.{name_of(TrainingSection.report_to)}",
 )  # fmt: skip
-# A command with its flags, in place of a file of settings.
+# A command with its flags instead of a settings file.
 FLAG_FILES = ("", ".sh", ".txt", ".args")
 COMMENT = "a comment"
 
 
 class Translation(NamedTuple):
-    """A manifest, what became of each key (its path here, or a reason), and keys nobody knows."""
+    """A manifest, what became of each key (its path here, or a reason), and unknown keys."""
 
     manifest: Settings
     mapped: dict[str, str]
@@ -63,10 +63,10 @@ def read_table() -> Settings:
 
 
 def translate(path: Path) -> Translation:
-    """Translate a file; ConfigError if it trains what is not trained here, or is no settings."""
+    """Translate a file; ConfigError if its method is not supported, or it has no settings."""
     settings = read_flags(path) if path.suffix in FLAG_FILES else read_yaml(path)
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: holds no settings; name a trainer's YAML or JSON file")
+        raise ConfigError(f"{path}: contains no settings; use a trainer's YAML or JSON file")
     found = _flatten(settings)
     _refuse_other_methods(found, path)
     result = Translation({}, {}, {}, [], [])
@@ -96,7 +96,7 @@ def translate(path: Path) -> Translation:
 
 
 def read_flags(path: Path) -> Settings:
-    """Read the flags of a command line, ``--key value`` or ``key=value``; other words are left."""
+    """Read the flags of a command line, ``--key value`` or ``key=value``; skip other words."""
     try:
         text = path.read_text(encoding="utf-8")
         words = shlex.split(text.replace("\\\n", " "), comments=True)
@@ -111,10 +111,10 @@ def read_flags(path: Path) -> Settings:
         name, has_value, value = word.removeprefix("--").partition("=")
         key = name.replace("-", "_")
         if word.startswith("--") or has_value:
-            # As in a file: 3 is a number, true a truth, [a, b] a list.
+            # As in a file: 3 is a number, true a boolean, [a, b] a list.
             found[key] = _flag_value(value) if has_value else True
             waiting = None if has_value else key
-        # --key value: the flag stood alone so far, and was taken for true.
+        # --key value: the flag had no value so far, and was taken as true.
         elif waiting is not None and found[waiting] is True:
             found[waiting] = _flag_value(word)
         elif waiting is not None and _target(waiting) in LISTS:
@@ -127,18 +127,18 @@ def _flag_value(word: str) -> Any:
     try:
         return yaml.safe_load(word)
     except yaml.YAMLError:
-        # A text with what YAML reserves, such as a template of chats.
+        # A text with characters that YAML reserves, such as a chat template.
         return word
 
 
 def write_manifest(result: Translation) -> str:
-    """Return the manifest as YAML, below what was left out and what changes."""
+    """Return the manifest as YAML, below comments on what was left out and what changes."""
     lines = list(result.notes)
     if result.explained:
         lines.append("Left out:")
         lines += [f"  {key}: {why}" for key, why in result.explained.items() if why != COMMENT]
     if result.unknown:
-        lines.append(f"Not known here, and left out: {', '.join(result.unknown)}")
+        lines.append(f"Unknown here, and left out: {', '.join(result.unknown)}")
     head = "".join(f"# {line}\n" for line in lines)
     body: str = yaml.safe_dump(result.manifest, sort_keys=False, allow_unicode=True, width=100)
     return head + body
@@ -172,7 +172,7 @@ def _flatten(settings: Settings) -> Settings:
                 flat[name] = item
 
     visit(settings, "")
-    # model.lora.rank -> rank; the longer prefix stands before the shorter in GROUPS.
+    # model.lora.rank -> rank; the longer prefix comes before the shorter in GROUPS.
     for group in GROUPS:
         flat = {
             key if key in METHODS else key.removeprefix(f"{group}."): value
@@ -184,17 +184,19 @@ def _flatten(settings: Settings) -> Settings:
 def _refuse_other_methods(found: Settings, path: Path) -> None:
     for key, method in read_table()["unsupported"].items():
         if found.get(key):
-            raise ConfigError(f"{path}: {key} asks for {method}, which is not here; leave it out")
+            raise ConfigError(f"{path}: {key} asks for {method}, which is not supported; remove it")
     stage = found.get("rl") or found.get("stage") or "sft"
     if isinstance(stage, str) and stage not in ("sft", "pt"):
-        raise ConfigError(f"{path}: training by {stage} is not here; use supervised fine-tuning")
+        raise ConfigError(
+            f"{path}: training by {stage} is not supported; use supervised fine-tuning"
+        )
     kind = found.get("finetuning_type") or found.get("adapter") or "full"
     if kind not in ("full", "lora", "qlora", "dora"):
-        raise ConfigError(f"{path}: method {kind} is not here; use full, lora or qlora")
+        raise ConfigError(f"{path}: method {kind} is not supported; use full, lora or qlora")
 
 
 def _why_ignored(key: str, value: Any, found: Settings) -> str | None:
-    """Return why a key is ignored beside another one for the same setting; null if it counts."""
+    """Return why a key is ignored in favor of another one for the same setting, else null."""
     packing = name_of(TrainingSection.packing)
     if key == "packing_strategy" and not found.get(packing):
         return "documents are not packed"
@@ -220,7 +222,7 @@ def _translate_key(key: str, value: Any, result: Translation) -> None:
             result.unknown.append(key)
         return
     if key == "warmup_steps" and isinstance(value, float) and value < 1:
-        # transformers takes a share of the steps there, too.
+        # transformers accepts a share of the steps there, too.
         target = f"{TRAINING}.{name_of(TrainingSection.warmup_ratio)}"
     given = _check_value(_value(key, value, target), target)
     if isinstance(given, Unusable):
@@ -261,7 +263,7 @@ def _reason(key: str) -> str | None:
         return reasons[key]
     if key.rpartition(".")[2].startswith("_"):
         return COMMENT
-    # hub_* stands for all keys that begin so.
+    # hub_* stands for all keys with that prefix.
     begins = (name for name in reasons if name.endswith("*") and key.startswith(name[:-1]))
     return next((reasons[name] for name in begins), None)
 
@@ -278,20 +280,20 @@ def _value(key: str, value: Any, target: str) -> Any:
         first = value[0] if isinstance(value, list) and value else value
         return first if first in get_args(Tracker) else None
     if target == "data.chat_template" and value != "chatml":
-        return Unusable("auto takes the model's own; save another as a file and name it")
+        return Unusable("auto uses the model's own; save another one to a file and set its path")
     if target == f"{LORA}.{name_of(LoraSpec.targets)}":
         names = _split_names(value)
         if value is True or names in (["all"], ["all-linear"]):
             return [ALL_LINEAR]
         if not all(re.fullmatch(r"[\w.-]+", one) for one in names):
-            return Unusable("a pattern; name the modules in a list")
+            return Unusable("patterns are not supported; list the modules")
         return names or None
     if name == name_of(LoraSpec.modules_to_save):
         names = _split_names(value)
         known = get_args(Whole)
-        return names if set(names) <= {*known} else Unusable(f"known are {', '.join(known)}")
+        return names if set(names) <= {*known} else Unusable(f"known: {', '.join(known)}")
     if name == name_of(TrainingSection.packing):
-        # Other strategies wrap documents over rows, as concat does.
+        # Other strategies split documents across rows, as concat does.
         return "bfd" if value in (True, "bfd", "ffd") else "none" if value is False else "concat"
     if name == name_of(TrainingSection.parallel):
         return "fsdp" if value else None
@@ -300,7 +302,7 @@ def _value(key: str, value: Any, target: str) -> Any:
         return "all" if wants_all else "completion"
     if name == "eval_fraction":
         is_share = isinstance(value, float) and 0 < value < 1
-        return value if is_share else Unusable("a share of the documents, above 0")
+        return value if is_share else Unusable("must be a share of the documents, above 0")
     return _text_value(value, target) if isinstance(value, str) else value
 
 
@@ -334,7 +336,7 @@ def _check_value(value: Any, target: str) -> Any:
         return value
     choices = ", ".join(map(str, schema.get("enum", ())))
     return Unusable(
-        f"{value} is not here; {f'known are {choices}' if choices else schema['description']}"
+        f"{value} is not supported; {f'known: {choices}' if choices else schema['description']}"
     )
 
 
@@ -350,12 +352,12 @@ def _names_of(target: str) -> list[str]:
 
 
 def _method(found: Settings) -> str:
-    """Return what is trained: all weights, or an adapter on a base that may be of 4 bits."""
+    """Return what is trained: all weights, or an adapter on a base that may have 4 bits."""
     kind = found.get("adapter") or found.get("finetuning_type") or found.get("adapter_type")
     four = any(found.get(key) in (True, 4) for key in FOUR_BITS)
     has_adapter = any(found.get(key) is True for key in ("use_peft", "use_lora", "lora_enabled"))
     has_adapter |= kind in ("lora", "qlora", "dora") or found.get("peft_config.name") == "lora"
-    # A rank without another word is an adapter's.
+    # A rank without any other key means an adapter.
     has_adapter |= bool(found.get("lora_rank")) and not (
         {"adapter", "use_peft", "finetuning_type"} & found.keys()
     )

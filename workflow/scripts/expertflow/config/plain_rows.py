@@ -20,7 +20,7 @@ from expertflow.tokens.records import PackingRecord
 
 EXPERT = "rows"
 SNAKEFILE = Path(__file__).parents[4] / "Snakefile"
-# The model is never trained: as small as one can be around the tokenizer.
+# The model is never trained: as small as possible around the tokenizer.
 LEAST = {
     "n_layers": 1,
     "hidden_size": 8,
@@ -29,7 +29,7 @@ LEAST = {
     "head_dim": 8,
     "intermediate_size": 8,
 }
-# Where the chain points to files of its folder, which is gone when the message is read.
+# References to files in the chain's folder, which is removed before anyone reads them.
 OF_THE_FOLDER = re.compile(
     rf"^config/experts/{EXPERT}\.json(:\d+| with overrides)?: |; see [^;\s]+"
     r"|,? or check what was rejected in \S+"
@@ -38,7 +38,7 @@ REJECTED = "*.rejected.jsonl"
 
 
 class PackRequest(Record, frozen=True, kw_only=True):
-    """Files (a path or a glob), the tokenizer's folder, and how rows are made of them.
+    """Files (a path or a glob), the tokenizer's folder, and how rows are made from them.
 
     ``templates`` are keys of a source: prompt and completion, text, or messages. A null length
     takes the shortest rows that cut no document.
@@ -53,28 +53,30 @@ class PackRequest(Record, frozen=True, kw_only=True):
 
 
 def make_rows(request: PackRequest, output: Path) -> PackingRecord:
-    """Write ``output`` with train, held_out and packing.json, whole or not at all.
+    """Write ``output`` with train, held_out and packing.json, completely or not at all.
 
     Raises:
-        ConfigError: the output is there, or the tokenizer is not.
-        DataError: a stage failed; its own words. What it rejected lies in ``{output}.rejected``.
+        ConfigError: the output exists, or the tokenizer does not.
+        DataError: a stage failed; its message. Rejected records are in ``{output}.rejected``.
         SystemExit: a signal asked to stop.
     """
     if output.exists():
-        raise ConfigError(f"{output} is there; name another folder, or delete it")
+        raise ConfigError(f"{output} already exists; choose another folder, or delete it")
     if not (request.tokenizer / "tokenizer.json").is_file():
-        raise ConfigError(f"{request.tokenizer} holds no tokenizer.json; name a tokenizer's folder")
+        raise ConfigError(
+            f"{request.tokenizer}: contains no tokenizer.json; use a tokenizer's folder"
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Not removed by the next run as long as anything of this one lives.
+    # The next run does not remove it while any process of this one lives.
     with hold_partial(output) as (folder, lock):
         (folder / "config" / "experts").mkdir(parents=True)
-        # Its own configuration: the user's experts and settings do not count.
+        # Its own configuration: the user's experts and settings do not apply.
         (folder / "config" / "config.yaml").write_text(canonical_json({"experts": {EXPERT: {}}}))
         manifest = folder / "config" / "experts" / f"{EXPERT}.json"
         manifest.write_text(canonical_json(_manifest(request)))
         _run(request, folder, lock, output)
         results = folder / "results" / EXPERT
-        # Snakemake's own file, in a folder that is nobody's output any more.
+        # Snakemake's marker, in a folder that is no longer a rule's output.
         (results / "packed" / ".snakemake_timestamp").unlink(missing_ok=True)
         (results / "packing.json").rename(results / "packed" / "packing.json")
         (results / "packed").rename(output)
@@ -126,22 +128,22 @@ def _run(request: PackRequest, folder: Path, lock: IO[str], output: Path) -> Non
     kept = keep_rejected(folder, output)
     see = f"; the rejected records are in {kept}" if kept else ""
     lines = (done.stderr + done.stdout).splitlines()
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if not said:
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if not errors:
         # No stage ended with an error line: print everything.
         print(done.stderr, file=sys.stderr)
-        raise DataError(f"Snakemake ended with {done.returncode}; its words are above{see}")
-    raise DataError(OF_THE_FOLDER.sub("", said[0]) + see)
+        raise DataError(f"Snakemake exited with {done.returncode}; its output is above{see}")
+    raise DataError(OF_THE_FOLDER.sub("", errors[0]) + see)
 
 
 def keep_rejected(folder: Path, output: Path) -> Path | None:
-    """Move rejected records from a folder that will be gone to one beside ``output``."""
+    """Move rejected records from a folder that will be removed to one next to ``output``."""
     found = sorted(path for path in folder.rglob(REJECTED) if path.stat().st_size)
     if not found:
         return None
     kept = output.with_name(f"{output.name}.rejected")
     kept.mkdir(exist_ok=True)
-    # Of an earlier try with the same output.
+    # From an earlier attempt with the same output.
     for old in kept.glob(REJECTED):
         old.unlink()
     for path in found:

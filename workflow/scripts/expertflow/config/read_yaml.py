@@ -1,4 +1,4 @@
-"""Read settings from YAML or JSON; a fault is one line with the file and the line in it."""
+"""Read settings from YAML or JSON; a fault is one line with the file and its line number."""
 
 import difflib
 import json
@@ -14,20 +14,20 @@ from expertflow.core.errors import ConfigError, single_line
 from expertflow.core.strict_json import refuse_repeats
 
 SUFFIXES = (".yaml", ".yml", ".json")
-# A mapping of settings as its file has them.
+# A mapping of settings as read from its file.
 Settings = dict[str, Any]
-# YAML 1.1 reads 3e-6 as a string: it wants a dot and a signed exponent. A commit id such as 1234e56
-# has neither, and stays a text.
+# YAML 1.1 reads 3e-6 as a string: it needs a dot and a signed exponent. A commit id such as 1234e56
+# has neither, and stays text.
 FLOAT = re.compile(r"^[-+]?(\d*\.\d+[eE][-+]?\d+|\d+\.?[eE][-+]\d+)$")
-# Values of a file with all its aliases written out; ours have some hundreds.
+# Values of a file with all its aliases expanded; ours have a few hundred.
 MAX_VALUES = 100_000
-# What libyaml says, and what that means to whoever wrote the file.
+# libyaml's messages, and what they mean to the author of the file.
 WORDS = {
-    "mapping values are not allowed": "a ': ' inside a text; put the text in quotes",
+    "mapping values are not allowed": "a ': ' inside a text; quote the text",
     "could not find expected ':'": "a key without ':'; add it",
-    "found a tab character": "a tab; indent by spaces",
-    "cannot start any token": "a tab or a sign that starts no value; indent by spaces, or quote it",
-    "did not find expected key": "a line that is indented otherwise than those beside it",
+    "found a tab character": "a tab; indent with spaces",
+    "cannot start any token": "a tab or a sign that starts no value; indent with spaces, or quote",
+    "did not find expected key": "a line that is indented differently from its neighbors",
     "did not find expected ',' or": "a '[' or '{' that is not closed",
     "while scanning a quoted scalar": "a quote that is not closed",
     "found undefined alias": "an alias (*name) without its anchor (&name)",
@@ -35,9 +35,9 @@ WORDS = {
 }
 
 
-# libyaml reads ten times as fast as Python, where it is there.
+# libyaml, where available, reads ten times as fast as Python.
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a repeated key, of which YAML takes the last; dates and times stay text."""
+    """Refuses repeated keys, where YAML takes the last; dates and times stay text."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
@@ -46,7 +46,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             if isinstance(key, yaml.CollectionNode):
                 fault = "a '{' or '[' where a key should be; quote the text"
             elif key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                fault = f"key {key.value!r} is there twice; remove one"
+                fault = f"key {key.value!r} appears twice; remove one"
             if fault is not None:
                 raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
             seen.add(key.value)
@@ -96,19 +96,19 @@ def check_values(value: Any, path: Path) -> None:
         for i, (keys, item) in enumerate(_values(value, ())):
             # Ten aliases of ten aliases of … are a few lines that fill the memory.
             if i > MAX_VALUES:
-                many = f"more than {MAX_VALUES:,} values with its aliases written out"
-                raise ConfigError(f"{path}: {many}; write fewer")
+                many = f"more than {MAX_VALUES:,} values with its aliases expanded"
+                raise ConfigError(f"{path}: {many}; use fewer")
             if isinstance(item, float) and not math.isfinite(item):
                 place = at_line(path, keys)
-                raise ConfigError(f"{place}: {keys[-1]} is {item}; give a finite number, or null")
+                raise ConfigError(f"{place}: {keys[-1]} is {item}; use a finite number, or null")
     except RecursionError as error:
-        raise ConfigError(f"{path}: an alias that holds itself; write the values out") from error
+        raise ConfigError(f"{path}: an alias that contains itself; write the values out") from error
 
 
 def at_line(path: Path, keys: Sequence[str | int]) -> str:
     """Return the file with the line of a key, or of the nearest object; without it if unknown."""
     try:
-        # Read once more, for errors alone: the loader keeps no line numbers.
+        # Read again, only for errors: the loader keeps no line numbers.
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
     except (OSError, ValueError, yaml.YAMLError):
         return str(path)
@@ -142,21 +142,20 @@ def _fault(error: yaml.YAMLError) -> str:
     if not isinstance(error, yaml.MarkedYAMLError):
         return f": {single_line(error)}; correct the syntax"
     mark = error.problem_mark or error.context_mark
-    said = f"{error.context or ''} {error.problem or ''}".strip()
-    words = next((words for found, words in WORDS.items() if found in said), said)
+    message = f"{error.context or ''} {error.problem or ''}".strip()
+    words = next((words for found, words in WORDS.items() if found in message), message)
     return f":{mark.line + 1 if mark else '?'}: {words}"
 
 
 def suggest_name(name: object, known: Iterable[str], otherwise: str = "") -> str:
-    """Ask whether the most similar known name was meant; without one say ``otherwise``.
+    """Ask whether the most similar known name was meant; if there is none, return ``otherwise``.
 
     >>> suggest_name("learning_rat", ["seed", "learning_rate"]), suggest_name("x", ["b", "a"])
-    ("did you mean 'learning_rate'?", 'known are a, b')
+    ("did you mean 'learning_rate'?", 'known: a, b')
     """
     names = sorted(known)
-    # At least 0.6 alike, as difflib reckons it.
-    # YAML makes a number of the key 1, and a truth value of the key "on".
+    # YAML reads the key 1 as a number, and the key "on" as a boolean. The ratio is at least 0.6.
     near = difflib.get_close_matches(str(name), names, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
-    return otherwise or f"known are {', '.join(names)}"
+    return otherwise or f"known: {', '.join(names)}"

@@ -1,8 +1,8 @@
 """Recover from power cuts: remove corrupt records, and do without metadata that Snakemake lost.
 
-Snakemake takes an output without metadata for up to date while no input is newer, whatever changed.
-The sidecar of a record tells settings, code and flags that it was made with; so it does after a
-copy of results.
+Snakemake considers an output without metadata up to date while no input is newer, whatever changed.
+The sidecar of a record has the settings, code and flags that it was made with, even after results
+were copied.
 """
 
 import glob
@@ -24,30 +24,32 @@ from expertflow.core.files import sha256_file, sha256_json, sha256_text, sidecar
 from expertflow.core.records import read_record
 from expertflow.core.sidecars import Sidecar, record_of, was_there_before
 
-# The folders below that of an expert which hold records, each beside its sidecar.
+# The folders below an expert's that contain records, each next to its sidecar.
 FOLDERS = {str(PurePath(stage.pattern).parent) for stage in CHAIN}
 
 
 def remove_corrupt_records(results: Path, *, looks: bool) -> None:
-    """Remove records that are no JSON, each with a line; a run that only looks just tells.
+    """Remove records that are not JSON, with a line for each; a run that only looks just reports.
 
-    Snakemake takes a file for made because it is there. One that somebody edited is left alone:
-    ``verify_results.py`` tells of it. So is one of an expert that another run makes.
+    Snakemake considers a file made if it exists. An edited one is left alone: ``verify_results.py``
+    reports it. So is one of an expert that another run is making.
     """
     found = list(corrupt_records(results))
     if looks:
         for path in found:
-            note(f"{path} or its sidecar is cut short or empty; a run removes it and remakes it")
+            note(
+                f"{path} or its sidecar is truncated or empty; a run removes it and makes it again"
+            )
         return
     for expert in sorted({path.relative_to(results).parts[0] for path in found}):
         with try_hold(expert) as ours:
             if ours:
-                # Looked for again: another run may have made it meanwhile.
+                # Checked again: another run may have made it in the meantime.
                 for path in list(corrupt_records(results, glob.escape(expert))):
                     path.unlink()
                     note(
-                        f"{path} or its sidecar was cut short or empty, and is removed; it is made"
-                        " again where it is used"
+                        f"{path} or its sidecar was truncated or empty, and was removed; it is made"
+                        " again when it is needed"
                     )
 
 
@@ -56,10 +58,10 @@ def corrupt_records(results: Path, expert: str = "*") -> Iterator[Path]:
     for folder in sorted(FOLDERS):
         for sidecar in sorted(results.glob(f"{expert}/{folder}/.*.json.fingerprint")):
             record = record_of(sidecar)
-            is_whole = _is_json(sidecar)
-            if record.is_file() and not (is_whole and _is_json(record)):
+            is_complete = _is_json(sidecar)
+            if record.is_file() and not (is_complete and _is_json(record)):
                 yield record
-            if not is_whole:
+            if not is_complete:
                 yield sidecar
 
 
@@ -67,7 +69,7 @@ def _is_json(path: Path) -> bool:
     try:
         json.loads(path.read_bytes())
     except FileNotFoundError:
-        # Another run is making it anew.
+        # Another run is making it again.
         return True
     except ValueError:
         return False
@@ -75,12 +77,12 @@ def _is_json(path: Path) -> bool:
 
 
 def use_sidecars(persistence: Any, stage_of: Callable[[Any], str | None]) -> None:
-    """Make Snakemake ask the sidecar of a job's record where it has no readable metadata of it."""
+    """Make Snakemake use the sidecar of a job's record if it has no readable metadata for it."""
     read_metadata, has_metadata = persistence._read_record, persistence.has_metadata
     params_changed, input_checksums = persistence.params_changed, persistence.input_checksums
 
     def read(key: str) -> Any:
-        # Snakemake itself copes with JSON that is cut short, and with nothing else.
+        # Snakemake itself copes with truncated JSON, but with nothing else.
         with suppress(ValueError):
             return read_metadata(key)
         return None
@@ -99,13 +101,13 @@ def use_sidecars(persistence: Any, stage_of: Callable[[Any], str | None]) -> Non
         made = sidecar(job)
         if made is None:
             return params_changed(job, file=file)
-        # Sets, as Snakemake shows what is only in one of them as the reason to run again.
+        # Sets, because Snakemake shows what is only in one of them as the reason to rerun.
         old, new = _made_with(made), _made_now(job, str(stage_of(job)), made)
         return ParamsChange(only_old=old - new, only_new=new - old, files={made.output})
 
     def checksums(job: Any, path: Any) -> set[Any]:
         made = sidecar(job)
-        # The file as it is counts as the one that the job read: content decides, not time.
+        # The current file counts as the one that the job read: content decides, not time.
         if made is not None and was_there_before(Path(path), made):
             return {f"sha256:{sha256_file(Path(path))}"}
         return set(input_checksums(job, path))
@@ -123,5 +125,5 @@ def _made_with(made: Sidecar) -> set[str]:
 def _made_now(job: Any, stage: str, made: Sidecar) -> set[str]:
     spec, flags = job.params.get("spec", "{}"), job.params.get("flags")
     has_flags = made.flags_sha256 and flags is not None
-    told = {f"flags {sha256_json([*flags])}"} if has_flags else set()
-    return {f"settings {sha256_text(spec)}", f"code {rule_digest(stage)}", *told}
+    current = {f"flags {sha256_json([*flags])}"} if has_flags else set()
+    return {f"settings {sha256_text(spec)}", f"code {rule_digest(stage)}", *current}

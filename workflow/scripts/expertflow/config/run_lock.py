@@ -1,7 +1,7 @@
-"""One run at a time makes an expert, and none while jobs of a killed run still write.
+"""Lock experts: one run at a time makes one, and none while jobs of a killed run still write.
 
-Snakemake's own lock outlives a Snakemake that was killed, and the first of two runs to end takes
-both runs' locks away; so the profiles turn it off. These locks die with their process.
+Snakemake's own lock outlives a killed Snakemake, and the first of two runs to end removes both
+runs' locks; so the profiles turn it off. These locks die with their process.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from expertflow.core.attempts import RUN
 from expertflow.core.locks import EXPERT_LOCKS, read_holder, sign_lock, try_lock
 from expertflow.core.process import record_signals
 
-# The page over all experts is made by a run like an expert.
+# The page of all experts is locked like an expert.
 INDEX = "index"
-# Inside of a container processes are numbered anew.
+# Inside a container, processes are numbered separately.
 NUMBERING = Path("/proc/self/ns/pid")
 POLL_S, SLURM_POLL_S, TOLD_EVERY_S = 0.5, 10.0, 60.0
 # As long as an unplanned training may take.
@@ -34,7 +34,7 @@ _held: list[IO[str]] = []
 
 
 def sign_jobs() -> None:
-    """Pass this run's process, PID namespace and folder to jobs by the environment."""
+    """Pass this run's process, PID namespace and folder to jobs in the environment."""
     os.environ[RUN] = f"{os.getpid()} {_place()} {Path.cwd()}"
 
 
@@ -44,26 +44,26 @@ def _place() -> str:
 
 
 def hold_experts(jobs: Iterable[Any], *, slurm_run: str | None = None) -> None:
-    """Hold the experts that this run makes until its process ends; then wait for find_orphans.
+    """Lock the experts that this run makes until its process ends; then wait for orphaned jobs.
 
-    ``slurm_run`` names this run's jobs on Slurm. Ends the run if another one makes an expert.
+    ``slurm_run`` names this run's jobs on Slurm. Ends the run if another one is making an expert.
     """
     own = [] if slurm_run is None else [slurm_run]
     streams, before = [], set()
     for expert in sorted({job.wildcards_dict.get("expert", INDEX) for job in jobs}):
-        # In sorted order, so that of two runs of the same experts one gets all.
+        # In sorted order, so that one of two runs of the same experts gets all of them.
         stream = _open(expert)
         if try_lock(stream) == "held":
             known = read_holder(stream)
             who = f", process {known['pid']} on {known['host']}" if known else ""
             fail(f"{expert} is being made by another run{who}; wait for it, or stop it")
         left = read_holder(stream).get("slurm_runs", [])
-        # Whoever comes after a run that is killed while it waits has to wait for the same jobs.
+        # If this run is killed while it waits, the next one has to wait for the same jobs.
         sign_lock(stream, slurm_runs=[*left, *own])
         _held.append(stream)
         streams.append(stream)
         before.update(left)
-    # First, as those that run on this machine would be found as processes, too.
+    # First, because those on this machine would be found as processes, too.
     _wait_for_slurm(sorted(before))
     _wait_while(_orphans_left, POLL_S)
     for stream in streams:
@@ -82,20 +82,20 @@ def _open(expert: str) -> IO[str]:
 
 
 def _wait_while(describe: Callable[[], str], poll_s: float) -> None:
-    """Wait until there is nothing to describe; end the run at a signal, or after ``LIMIT_S``."""
-    start_s, told_s = time.monotonic(), None
-    # Snakemake's own handler of SIGTERM only notes it for its scheduler, which does not run yet.
-    with record_signals() as came:
+    """Wait until there is nothing to describe; end the run on a signal, or after ``LIMIT_S``."""
+    start_s, noted_s = time.monotonic(), None
+    # Snakemake's own SIGTERM handler only notes it for its scheduler, which is not running yet.
+    with record_signals() as received:
         while text := describe():
             waited_s = time.monotonic() - start_s
-            if came:
-                name = signal.Signals(came[0]).name
+            if received:
+                name = signal.Signals(received[0]).name
                 fail(f"{name} while waiting; {text}, and run again")
             if waited_s >= LIMIT_S:
-                fail(f"{text}, and run again; it was waited for {waited_s / 3600:.0f} h")
-            if told_s is None or waited_s - told_s >= TOLD_EVERY_S:
+                fail(f"{text}, and run again; gave up after {waited_s / 3600:.0f} h")
+            if noted_s is None or waited_s - noted_s >= TOLD_EVERY_S:
                 note(f"{text}; Ctrl-C ends the wait")
-                told_s = waited_s
+                noted_s = waited_s
             time.sleep(poll_s)
 
 
@@ -105,26 +105,26 @@ def _orphans_left() -> str:
         return ""
     pids = " ".join(map(str, sorted(found)))
     return (
-        f"jobs of a run that was killed are still at work: waiting for process {pids}"
-        f" ({found[min(found)]}); to end them sooner: kill {pids}"
+        f"jobs of a killed run are still running: waiting for process {pids}"
+        f" ({found[min(found)]}); to stop them sooner: kill {pids}"
     )
 
 
 def find_orphans() -> dict[int, str]:
-    """Find jobs of this folder whose run is gone; return what each process runs."""
+    """Find this folder's jobs whose run has ended; return the command of each process."""
     found, place = {}, _place()
     for process in psutil.process_iter():
-        # It ends while it is looked at, or is somebody else's.
+        # It has just ended, or belongs to another user.
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             pid, _, rest = process.environ().get(RUN, "").partition(" ")
-            # Another run in the same folder makes other experts, and lives.
+            # Another live run in the same folder makes other experts.
             if rest == f"{place} {Path.cwd()}" and not _is_run_of(int(pid), process):
                 found[process.pid] = " ".join(process.cmdline()[:2])
     return found
 
 
 def _is_run_of(pid: int, job: psutil.Process) -> bool:
-    # A number that was given away again is a process younger than the job.
+    # A reused process ID belongs to a process younger than the job.
     try:
         return pid == os.getpid() or psutil.Process(pid).create_time() <= job.create_time()
     except psutil.NoSuchProcess:
@@ -132,22 +132,22 @@ def _is_run_of(pid: int, job: psutil.Process) -> bool:
 
 
 def slurm_run_name(workflow: Any) -> str | None:
-    """Return the name that the Slurm plugin gives all jobs of this run; null with others."""
+    """Return the name that the Slurm plugin gives all jobs of this run; null without it."""
     if workflow.executor_plugin.name != "slurm":
         return None
-    # The plugin tells its name nowhere else before it submits.
+    # The plugin shows this name nowhere else before it submits.
     name: str = workflow.scheduler._executor.run_uuid
     return name
 
 
 def _wait_for_slurm(names: Sequence[str]) -> None:
-    # Slurm's jobs outlive the Snakemake that submitted them, and write what this run would.
+    # Slurm jobs outlive the Snakemake that submitted them, and write the same files as this run.
     if not names:
         return
     if shutil.which("squeue") is None:
         note(
-            "the run before this one was killed, or is at work, on Slurm, and there is no squeue"
-            " here to ask; see that none of its jobs is left"
+            "the previous run was killed, or is still running, on Slurm, and there is no squeue"
+            " here; make sure that none of its jobs is left"
         )
         return
     _wait_while(lambda: _slurm_jobs_left(names), SLURM_POLL_S)
@@ -158,13 +158,13 @@ def _slurm_jobs_left(names: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
     except subprocess.TimeoutExpired:
-        return f"squeue did not answer in {ANSWER_S} s; it is asked for jobs of a killed run again"
+        return f"squeue did not answer within {ANSWER_S} s; asking again for jobs of a killed run"
     if done.returncode:
-        return f"squeue failed ({done.stderr.strip()}); it is asked for jobs of a killed run again"
+        return f"squeue failed ({done.stderr.strip()}); asking again for jobs of a killed run"
     ids = " ".join(sorted(set(done.stdout.split()), key=int))
     if not ids:
         return ""
     return (
-        f"jobs of a run that was killed are still with Slurm: waiting for {ids}; to end them"
+        f"jobs of a killed run are still in Slurm: waiting for {ids}; to stop them"
         f" sooner: scancel {ids}"
     )

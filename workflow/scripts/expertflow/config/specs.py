@@ -1,7 +1,7 @@
 """The settings that each rule reads, and nothing more.
 
-A rule reruns when its spec changes, so a setting belongs into the spec of the first rule that reads
-it and into no other. The function behind a rule has the rule's name.
+A rule reruns when its spec changes, so a setting belongs in the spec of the first rule that reads
+it and in no other. The function behind a rule has the rule's name.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ from expertflow.tokens.records import TOKENIZER_FILES, PackingSpec, TokenizerSpe
 from expertflow.train.records import ModelSpec
 
 S = TypeVar("S", bound=Record)
-# Of a source, what decides which records there are; how they are rendered comes later.
+# Keys of a source that determine its records; how they are rendered comes later.
 FETCHED = (
     "name", "kind", "n_shards", "path", "id", "revision", "config", "split", "generator",
     "n_documents", "seed", "options",
 )  # fmt: skip
-# Keys of the configuration that decide what a bundle holds. The others belong to a machine.
+# Keys of the configuration that affect a bundle's contents. The others belong to a machine.
 DECIDED = (
     "training", "hardware", "price_usd_per_hour", "price_as_of", "billing_minutes",
     "compare", "calibrate", "ablate", "ablation",
@@ -60,8 +60,8 @@ def spec_text(rule: str, expert: ConfiguredExpert, wildcards: Any) -> str:
 
 
 def _fill(cls: type[S], *places: dict[str, object], **own: Any) -> S:
-    """Fill a spec: each field that is not given by the first place that has its name."""
-    # Reversed: the first place is laid over the others.
+    """Fill a spec: fields that are not given come from the first place that has their name."""
+    # Reversed, so that the first place overrides the others.
     found = {name: p[name] for p in reversed(places) for name in cls.__struct_fields__ if name in p}
     spec: S = from_json(cls, {**found, **own}, where=cls.__name__)
     return spec
@@ -85,10 +85,10 @@ def prepare_shard(expert: ConfiguredExpert, wildcards: Any) -> PrepareSpec:
     data, content = expert.settings["data"], expert.hash_content(expert.benchmarks)
     near, benchmarks = data["near_duplicates"], []
     for benchmark in data["benchmarks"]:
-        # Content is listed under the path's one plain spelling.
+        # Content is listed under the normalized path.
         if (sha256 := content.get(str(Path(benchmark["path"])))) is None:
             raise ConfigError(
-                f"data.benchmarks names {benchmark['path']}, which is not there; correct the path"
+                f"data.benchmarks names {benchmark['path']}, which does not exist; correct the path"
             )
         benchmarks.append({**benchmark, "sha256": sha256})
     return _fill(
@@ -134,9 +134,9 @@ def prepare_tokenizer(expert: ConfiguredExpert, _: Any) -> TokenizerSpec:
 
 
 def _fill_of_model(cls: type[S], expert: ConfiguredExpert, *, of_tokenizer: bool, **own: Any) -> S:
-    """Fill the spec of a tokenizer, or of a model, with hashes of the user's files of it alone.
+    """Fill the spec of a tokenizer, or of a model, with hashes of only its own user files.
 
-    Other weights beside the same tokenizer give the same tokens.
+    Different weights with the same tokenizer give the same tokens.
     """
     settings = expert.settings
     places = settings, settings["builtin"], settings["data"]
@@ -151,11 +151,11 @@ def _fill_of_model(cls: type[S], expert: ConfiguredExpert, *, of_tokenizer: bool
 
 
 def pretokenize_shard(expert: ConfiguredExpert, _: Any) -> TokenSpec:
-    """Name the versions of the engines there are.
+    """List the versions of the installed engines.
 
-    Tokens that came with a bundle are no worse for the engines that are installed here.
+    Tokens that came with a bundle stay valid whichever engines are installed here.
     """
-    # What auto chooses depends on the engines there are.
+    # What auto chooses depends on the installed engines.
     versions = {}
     for engine in ("fastokens", "tokenizers"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -197,7 +197,7 @@ def stage_to_nvme(expert: ConfiguredExpert, _: Any) -> StageSpec:
 
 def generate_answers(expert: ConfiguredExpert, _: Any) -> GenerationSpec:
     settings, artifacts = expert.settings, expert.artifacts
-    # The records of sources tell of changes of what is generated.
+    # The sources' records show whether generated files changed.
     own = [artifacts[key] for key in expert.own_artifacts]
     content = expert.hash_content({place: [Path(place)] for place in own})
     return _fill(
@@ -223,7 +223,7 @@ def export_model(expert: ConfiguredExpert, _: Any) -> ExportSpec:
 
 
 def build_report(expert: ConfiguredExpert, _: Any) -> Any:
-    # Imported here, as declaring all that a report holds takes a while.
+    # Imported here, because declaring everything in a report takes a while.
     from expertflow.report.records import ReportSpec
 
     return _fill(ReportSpec, expert.settings, expert=expert.name)
@@ -234,7 +234,7 @@ def make_bundle(expert: ConfiguredExpert, _: Any) -> BundleSpec:
     sources = expert.sources.values()
     generators = sorted({GENERATOR + str(s.generator) for s in sources if s.kind == "generated"})
     asked = [key for key, value in config.items() if value is True]
-    # All that runs after opening, and what made the data: opening tells which differ here.
+    # Everything that runs after opening, and what made the data: opening reports differences.
     rules = [stage.name for stage in stages_before("compare_experts", asked=asked)]
     own_task = expert.own_artifacts.get(OWN_TASK)
     named = {**expert.benchmarks, **expert.model_files}

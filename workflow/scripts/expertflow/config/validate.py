@@ -25,29 +25,29 @@ from expertflow.plan.settings import TrainingSection
 
 # The folder of the Snakefile that this library belongs to.
 BASEDIR = Path(__file__).parents[4]
-# The user's own settings, below the working directory, win over those that are shipped.
+# The user's own settings, below the working directory, override the shipped ones.
 FOLDERS = (Path("config"), BASEDIR / "config")
 WORDS = {"true": True, "false": False, "null": None}
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
-# Settings that are gone, or that other trainers have, by their full keys, and what to do instead.
+# Settings that were removed, or that other trainers have, by full key, and what to do instead.
 DROPPED = {
-    "training.dataloader_pin_memory": "batches are pinned wherever there is a card; leave it out",
-    "training.deepspeed": "parallel: fsdp shares the model among the cards of world_size",
-    "evaluation.backend": "transformers writes the answers; leave it out",
-    "export.gguf": "leave it out; llama.cpp converts merged/ itself (docs/exporting.md)",
-    "scratch_quota_gib": "copies have no quota; leave it out, and remove old ones by make prune",
+    "training.dataloader_pin_memory": "batches are pinned wherever there is a card; remove it",
+    "training.deepspeed": "parallel: fsdp shards the model across the cards of world_size",
+    "evaluation.backend": "transformers generates the answers; remove it",
+    "export.gguf": "remove it; llama.cpp converts merged/ itself (docs/exporting.md)",
+    "scratch_quota_gib": "copies have no quota; remove it, and old copies with make prune",
 }
 
 
 def former_names() -> dict[str, str]:
-    """Return what other trainers call our settings; the new name is below the old one's object."""
+    """Map other trainers' names of settings to ours, which are relative to the same object."""
     return {old: ours.partition(".")[2] or ours for old, ours in read_table()["ours"].items()}
 
 
 @cache
 def read_schema(name: str) -> JsonSchema:
-    """Read a schema beside the rules; training, claims, kinds and tasks are declared in code."""
+    """Read a schema from its file; training, claims, kinds and tasks are declared in code."""
     schema: JsonSchema = read_yaml(BASEDIR / "workflow" / "schemas" / f"{name}.schema.yaml")
     if name == "expert":
         schema["$defs"]["training"] = json_schema(TrainingSection)
@@ -67,12 +67,12 @@ def read_checked(path: Path, schema: str) -> Any:
 def list_files(folders: Iterable[Path]) -> dict[str, Path]:
     """List settings files by their stems; the first folder that has a name wins."""
     found = [path for folder in folders for end in SUFFIXES for path in folder.glob(f"*{end}")]
-    # Reversed: of one name the first folder's is written last, and stays.
+    # Reversed, so that the first folder's file of a name is written last and wins.
     return {path.stem: path for path in reversed(found)}
 
 
 def find_file(name: str, folders: Sequence[Path], problem: str) -> Path:
-    """Find a settings file; ConfigError says the problem, and the nearest name, if none has it."""
+    """Find a settings file; ConfigError with the problem, and the nearest name, if none has it."""
     known = list_files(folders)
     if name not in known:
         closed = [place for place in folders if place.is_dir() and not os.access(place, os.R_OK)]
@@ -80,32 +80,32 @@ def find_file(name: str, folders: Sequence[Path], problem: str) -> Path:
             raise ConfigError(f"{closed[0]}: cannot be read; correct its permissions")
         raise ConfigError(f"{problem}; {suggest_name(name, known)}")
     found = known[name]
-    # Else who edits the one that is not read would wonder why nothing changes.
+    # Otherwise whoever edits the one that is not read would wonder why nothing changes.
     others = {found.with_name(f"{name}{end}") for end in SUFFIXES} - {found}
     if beside := next(filter(Path.is_file, others), None):
-        raise ConfigError(f"{found}: {beside.name} beside it has the same name; remove one")
+        raise ConfigError(f"{found}: {beside.name} next to it has the same name; remove one")
     return found
 
 
 def check(value: Any, schema: JsonSchema, *, where: str) -> None:
-    """Raise a ConfigError that names place, key, value and fix of all faults."""
+    """Raise a ConfigError with the place, key, value and fix of every fault."""
     raise_faults(f"{where}: {text}" for _, text in find_faults(value, schema))
 
 
 def find_faults(value: Any, schema: JsonSchema) -> Iterator[tuple[list[str | int], str]]:
-    """Yield the keys of each fault's place, and in one line what is wrong and what is right.
+    """Yield the keys of each fault's place, and a line with what is wrong and the fix.
 
-    Faults that would vanish with another one are left out.
+    Faults that disappear when another one is fixed are left out.
     """
     validator = jsonschema.Draft202012Validator(schema)
-    # In the order of the paths: the same fault comes first each time.
+    # In path order, so that the same fault always comes first.
     errors = sorted(validator.iter_errors(value), key=_place)
     for _, group in groupby(errors, _place):
         at_place = list(group)
         of_type = [error for error in at_place if error.validator == "type"]
         meant = {_meant(*pair) for error in at_place for pair in _unknown(error)}
         for error in of_type or at_place:
-            # The branch of a oneOf or anyOf that came nearest, where one clearly did.
+            # The branch of a oneOf or anyOf that matches best, if one clearly does.
             yield from _describe(jsonschema.exceptions.best_match([error]) or error, meant)
 
 
@@ -142,7 +142,7 @@ def _describe(error: ValidationError, meant: set[str]) -> Iterator[tuple[list[st
 def _describe_value(error: ValidationError) -> str:
     path = ".".join(map(str, error.absolute_path))
     if isinstance(error.instance, dict) and error.validator == "oneOf":
-        # Which keys it has is the point; the whole of it, cut short, would hide them.
+        # Its keys are the point; the complete value, truncated, would hide them.
         value = f"has {', '.join(map(str, error.instance)) or 'nothing'}"
     else:
         value = repr(error.instance)
@@ -151,10 +151,10 @@ def _describe_value(error: ValidationError) -> str:
 
 
 def convert_texts(value: Any, schema: JsonSchema | None, root: JsonSchema) -> Any:
-    """Convert texts to the numbers, booleans and nulls that a value's schema asks for.
+    """Convert texts to the numbers, booleans and nulls that a value's schema expects.
 
-    ``--config 'training={max_steps: 30}'`` is an object of texts to Snakemake. ``root`` holds what
-    the schema refers to. What no schema describes stays as it is.
+    ``--config 'training={max_steps: 30}'`` is an object of texts to Snakemake. ``root`` has the
+    definitions that the schema refers to. What no schema describes stays as it is.
     """
     if schema is None:
         return value
@@ -172,7 +172,7 @@ def convert_texts(value: Any, schema: JsonSchema | None, root: JsonSchema) -> An
 
 def _part(branches: list[JsonSchema], key: str) -> JsonSchema | None:
     for branch in branches:
-        # Sources, which a manifest lists, go by their names on the command line.
+        # Sources, a list in a manifest, are addressed by name on the command line.
         others = branch.get("additionalProperties") or branch.get("items")
         part = branch.get("properties", {}).get(key, others)
         if isinstance(part, dict):
@@ -198,7 +198,7 @@ def _convert_text(text: str, branches: list[JsonSchema]) -> Any:
 
 
 def with_defaults(value: Any, schema: JsonSchema, root: JsonSchema | None = None) -> Any:
-    """Fill in the defaults of every object, depth first; the input is left as it is.
+    """Fill in the defaults of every object, depth first; the input is not modified.
 
     A text that stands for a list becomes one.
     """
@@ -228,7 +228,7 @@ def _of_type(rule: Any, instance: Any) -> str:
         return f"{must}; put it in quotes"
     if not isinstance(instance, str) or NUMBER.fullmatch(instance) is None:
         return must
-    # In quotes, or 1e9, which stays text, as it may be a commit's id.
+    # In quotes, or 1e9, which stays text, because it may be a commit ID.
     number = float(instance)
     return f"{must}; write it as {int(number) if number.is_integer() else number}"
 
@@ -249,7 +249,7 @@ def _hint(unknown: str, known: list[str]) -> str:
     new = former_names().get(unknown, "")
     if new.split(".")[0] in known:
         return f"it is called {new!r} here (docs/migration.md)"
-    return suggest_name(unknown, known, f"known keys are {', '.join(known)}")
+    return suggest_name(unknown, known, f"known keys: {', '.join(known)}")
 
 
 def _problem(error: ValidationError) -> str:
@@ -272,7 +272,7 @@ def _alternatives(branches: Any, _: Any) -> str:
     return "it must be exactly one of: " + "; ".join(parts)
 
 
-# What each rule of a schema asks for, in words: from its value and the setting that broke it.
+# Each schema rule's requirement in words, from its value and the setting that broke it.
 PROBLEMS: dict[str, Callable[[Any, Any], str]] = {
     "type": _of_type,
     "enum": _one_of,

@@ -1,8 +1,8 @@
-"""The bridge to Snakemake: what rules ask for their inputs, resources, settings and code.
+"""The bridge to Snakemake: the source of the rules' inputs, resources, settings and code.
 
 Its methods are Snakemake's input functions themselves. Experts are loaded, checked and locked when
 Snakemake first asks for one of their files, so a fault in one manifest does not stop the others. A
-user's mistake ends in one line.
+user's mistake is reported in one line.
 """
 
 import os
@@ -39,10 +39,10 @@ from expertflow.hardware.probe import no_gpu_reason
 
 C = TypeVar("C", bound=type)
 InputFunction = Callable[..., Any]
-# Begins the name of an input that is no flag of the rule's script.
+# Prefix of inputs that are not flags of the rule's script.
 NEEDED = "needs_"
 NOT_READ = "not-read"
-# An expert's files by name, as rules ask for them; a record goes before a page of the same name.
+# An expert's files by name, as rules request them; a record precedes a page of the same name.
 FILES = {
     PurePath(path).stem + "/" * path.endswith("/"): f"{stage.folder}/{path}"
     for stage in CHAIN
@@ -64,7 +64,7 @@ class Workflow:
     """The configured workflow.
 
     ``shows_forecast`` says whether a dry run ends with a forecast, ``reads_code`` whether code
-    matters to this run. ``on_first_use`` is called when Snakemake first asks for something of an
+    matters to this run. ``on_first_use`` is called when Snakemake first asks for anything of an
     expert, ``on_lock`` for each lock.
     """
 
@@ -97,8 +97,8 @@ class Workflow:
     def files(self, names: str) -> dict[str, str]:
         """Return an expert's files as inputs by their stems or, from ``flag=stem``, by flags.
 
-        Those in parentheses have to be there, and the script finds them without being told. The
-        name of a folder ends with a slash; its record tells whether it changed.
+        Those in parentheses must exist, and the script finds them by itself. The name of a folder
+        ends with a slash; its record shows whether it changed.
         """
         found = {}
         for word in names.split():
@@ -112,7 +112,7 @@ class Workflow:
     def shards(
         self, records: InputFunction, *suffixes: str, needed: bool = False
     ) -> dict[str, object]:
-        """Return records of shards as inputs, and the files beside them."""
+        """Return records of shards as inputs, and the files next to them."""
 
         def files(wildcards: Any) -> list[str]:
             stems = [record.removesuffix(".json") for record in records(wildcards)]
@@ -135,10 +135,10 @@ class Workflow:
     def params(self, stage: str, flags: str = "") -> dict[str, InputFunction]:
         """Return a stage's settings, its code, and the flags of its script.
 
-        Inputs are flags of their names, unless they are only needed or there are none. ``flags``
-        names outputs and wildcards that are, too; ``flag=name`` gives another name, and one with a
-        slash is a path, which may hold wildcards. The record goes to ``--output`` by default, and
-        ``--files`` are all other outputs.
+        Inputs become flags of the same name, unless they are only needed or empty. ``flags`` lists
+        outputs and wildcards that become flags, too; ``flag=name`` renames one, and a name with a
+        slash is a path, which may have wildcards. The record goes to ``--output`` by default, and
+        all other outputs to ``--files``.
         """
         more = flags.split() if "=record" in flags else [*flags.split(), "output=record"]
 
@@ -148,9 +148,9 @@ class Workflow:
                 path = name.format(**dict(wildcards.items())) if "/" in name else None
                 given[flag] = path or output.get(name or flag) or wildcards.get(name or flag)
             made = [path for name, path in output.items() if name != "record"]
-            # Where a fetched source may leave nothing is no output.
+            # The folder of a fetched source may stay empty, so it is not an output.
             given["files"] = list(dict.fromkeys([*made, *filter(None, [given.get("directory")])]))
-            # Snakemake gives one file as a text, several as a list.
+            # Snakemake passes one file as a text, several as a list.
             values = {f: [v] if isinstance(v, str) else list(v) for f, v in given.items()}
             return [word for f, value in values.items() if value for word in (f"--{f}", *value)]
 
@@ -159,9 +159,9 @@ class Workflow:
     def command(
         self, stage: str, log: str = "2> {log:q}", *, environment: str = "", on_card: bool = False
     ) -> str:
-        """Return how a stage's script is called, with ``params``; signals reach it, not a shell.
+        """Return the command for a stage's script, with ``params``; signals reach it, not a shell.
 
-        The script notes when it ran beside its log, and the cards of a job that is ``on_card``.
+        The script records when it ran next to its log, and the cards of a job that is ``on_card``.
         """
         noted = f"{LOG}={{log:q}} {CARDS}={{resources.gpu}}" if on_card else f"{LOG}={{log:q}}"
         return (
@@ -202,7 +202,7 @@ class Workflow:
         return [f"{expert.results}/sources/generated/{source}"] if is_made else []
 
     def benchmarks(self, wildcards: Any) -> list[str]:
-        """List the files that must not be trained on; a bundle makes do without them."""
+        """List the files that must not be trained on; a bundle does without them."""
         expert = self._expert(wildcards)
         return list(expert.benchmarks) if expert.bundle is None else []
 
@@ -245,7 +245,7 @@ class Workflow:
 
     @property
     def artifacts(self) -> dict[str, object]:
-        """What scoring reads besides documents; the records of sources tell of changes."""
+        """What scoring reads besides documents; the records of sources show changes."""
         return {
             f"{NEEDED}sources": self.source_records,
             f"{NEEDED}artifacts": ancient(self._artifacts),
@@ -292,17 +292,17 @@ class Workflow:
         def on_several(value: Any) -> InputFunction:
             return lambda wildcards: value if self.n_nodes(wildcards) else None
 
-        # No tasks per card: else the Slurm plugin asks for them besides those in all.
+        # No tasks per GPU: otherwise the Slurm plugin requests them on top of the total.
         more = {"mpi": on_several("srun"), "tasks_per_gpu": on_several(0)}
         return {"gpu": self.n_gpus, "nodes": self.n_nodes, "tasks": self.n_nodes, **more}
 
     @property
     def retries(self) -> int:
-        """A job of a cluster is a Snakemake of its own, which would retry inside of each retry."""
+        """A cluster job runs its own Snakemake, which would retry inside each retry."""
         return 3 if self._run.main else 0
 
     def attempt(self, wildcards: Any, attempt: int) -> int:
-        """Return a job's number of tries, with those of the job that this run is part of."""
+        """Return a job's attempt number, including those of the job that this run is part of."""
         return attempt + int(os.environ.get(ATTEMPT, "1")) - 1
 
     def n_gpus(self, wildcards: Any) -> int:
@@ -310,7 +310,7 @@ class Workflow:
         return count_allowed_gpus(self._expert(wildcards).training, limit)
 
     def n_nodes(self, wildcards: Any) -> int | None:
-        """Count the machines that train together; null, no resource, where it is one."""
+        """Count the machines that train together; null, which is no resource, for one."""
         return count_nodes(self._expert(wildcards).training)
 
     def threads(self, wildcards: Any) -> int:
@@ -326,7 +326,7 @@ class Workflow:
         return export_memory_mb(wildcards.expert)
 
     def forecast(self, rule: str) -> InputFunction:
-        """Return an input function for what the table of a dry run shows of a job."""
+        """Return an input function for what a dry run's table shows of a job."""
 
         def found(wildcards: Any) -> str | None:
             if not self._shows_forecast():
@@ -346,7 +346,7 @@ class Workflow:
         return Forecaster(expert, made_by)
 
     def _note_forecast(self, expert: ConfiguredExpert) -> None:
-        """Print what a training should take, which a dry run's table tells, and what is scarce."""
+        """Print a training's forecast, unless a dry run's table has it, and what is scarce."""
         forecaster, name = self._forecaster(expert), expert.name
         if scarce := forecaster.check_memory():
             note(scarce)
@@ -360,10 +360,10 @@ class Workflow:
             note(f"{name}: training on {found.hardware} should take {found.time_text()}{cost}")
 
     def priority(self, rule: str, priority: int = 0) -> Callable[[Any], int]:
-        """Return what gives a rule's priority, and ends the run where the rule could not run.
+        """Return a function that gives a rule's priority, and ends the run if the rule cannot run.
 
-        Snakemake asks for the priorities of all jobs that are to run before it starts or lists the
-        first, and for resources only when all jobs before one are done.
+        Snakemake asks for the priorities of all pending jobs before it starts or lists the first,
+        but for a job's resources only when all jobs before it are done.
         """
 
         @cache
@@ -386,5 +386,5 @@ def _source_record(expert: ConfiguredExpert, source: str) -> str:
     return f"{expert.results}/sources/{kind}/{source}.json"
 
 
-# Once a process: Snakemake asks for each job.
+# Once per process: Snakemake asks for each job.
 _code = cache(rule_digest)

@@ -60,7 +60,7 @@ def wait_for_lock(stream: IO[Any], reason: str, *, shared: bool = False) -> None
                 f"{reason}, for {waited_s / 3600:.0f} h now; stop it, and run again"
             )
         if waited_s - logged_s >= TOLD_EVERY_S:
-            log.warning("%s; waiting for it; Ctrl-C stops waiting", reason)
+            log.warning("%s; waiting for it; Ctrl-C ends the wait", reason)
             logged_s = waited_s
         time.sleep(POLL_S)
 
