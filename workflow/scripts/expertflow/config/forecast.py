@@ -128,7 +128,7 @@ class Forecaster:
             # From other settings or code: not a basis, but say why it is not used.
             elif plan.is_file():
                 note = "; plan.json is from other settings or code"
-            gpu = probe.resolve_gpu(hardware, list(spec.gpu_table))
+            gpu = probe.resolve_gpu(hardware, spec.gpu_table)
             hardware = "cpu" if gpu is None else f"{spec.world_size} x {gpu.name}"
             runs, basis = self._expected_runs(gpu)
             hours, words = (cpu_hours(runs), "") if gpu is None else self._card_hours(runs, gpu)
@@ -152,7 +152,7 @@ class Forecaster:
         """
         spec = self.spec
         try:
-            gpu = probe.resolve_gpu(spec.hardware, list(spec.gpu_table))
+            gpu = probe.resolve_gpu(spec.hardware, spec.gpu_table)
             facts = self.current_facts()
         except Unknown:
             # The forecast, or the job that needs it, reports that.

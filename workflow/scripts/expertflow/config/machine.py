@@ -59,7 +59,7 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
         if expert.bundle is None:
             _check_model(expert, notes=rule == "prepare_model")
         return
-    gpu = probe.resolve_gpu(spec.hardware, list(spec.gpu_table))
+    gpu = probe.resolve_gpu(spec.hardware, spec.gpu_table)
     if spec.hardware == "auto" and gpu is None and (elsewhere or rule == "make_bundle"):
         raise ConfigError(
             f"{probe.no_gpu_reason()}, and {expert.name} is trained on another one; set its card"
@@ -170,7 +170,7 @@ def count_threads(expert: ConfiguredExpert) -> int:
     spec, training = expert.plan_spec, expert.training
     if expert.run.elsewhere or training.world_size > 1:
         return BESIDE_CARD
-    if probe.resolve_gpu(spec.hardware, list(spec.gpu_table)) is not None:
+    if probe.resolve_gpu(spec.hardware, spec.gpu_table) is not None:
         return BESIDE_CARD
     usable, physical = probe.usable_cpus(), psutil.cpu_count(logical=False)
     return max(BESIDE_CARD, training.n_threads or min(usable, physical or usable))

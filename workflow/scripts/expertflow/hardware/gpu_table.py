@@ -1,10 +1,11 @@
 """The table of cards: exact names, dense peaks, a source for every figure; needs no driver."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from expertflow.hardware.records import GpuFacts
 
+CardRow = dict[str, Any]
 GB, TERA = 1e9, 1e12
 # Key of a row: field of a card, and what one of the row's units is in ours.
 FIGURES: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -20,16 +21,16 @@ NOT_LISTED = "not in config/hardware/gpus.yaml: peaks unknown"
 BY_DRIVER = "the driver of this machine"
 
 
-def find_row(name: str, table: list[dict[str, Any]]) -> dict[str, Any] | None:
+def find_row(name: str, table: Sequence[CardRow]) -> CardRow | None:
     return next((r for r in table if name in (r["name"], *r.get("driver_names", ()))), None)
 
 
-def gpu_by_name(name: str, table: list[dict[str, Any]]) -> GpuFacts | None:
+def gpu_by_name(name: str, table: Sequence[CardRow]) -> GpuFacts | None:
     row = find_row(name, table)
     return None if row is None else gpu_from_row(row)
 
 
-def gpu_from_row(row: dict[str, Any]) -> GpuFacts:
+def gpu_from_row(row: CardRow) -> GpuFacts:
     """Turn a row into a card. A row without ``sources`` has its one source for every figure."""
     known = [key for key in FIGURES if row.get(key) is not None]
     given = row.get("sources", {})

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import psutil
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
 from expertflow.hardware.disk import describe_places, list_candidates
-from expertflow.hardware.gpu_table import describe_unlisted, find_row, gpu_by_name
+from expertflow.hardware.gpu_table import CardRow, describe_unlisted, find_row, gpu_by_name
 from expertflow.hardware.nvml import HIDDEN, NO_DRIVER, open_gpus
 from expertflow.hardware.nvml_device import Device
 from expertflow.hardware.records import GpuFacts, GpuSeen, MachineFacts
@@ -51,7 +51,7 @@ def free_memory_bytes(root: Path = ROOT) -> int:
     return free if left is None else min(free, left)
 
 
-def resolve_gpu(hardware: str, table: list[dict[str, Any]]) -> GpuFacts | None:
+def resolve_gpu(hardware: str, table: Sequence[CardRow]) -> GpuFacts | None:
     """Resolve the ``hardware`` setting; null is the CPU. HardwareError if the name is unknown."""
     if hardware == "cpu":
         return None
@@ -132,7 +132,7 @@ def cpu_flops_per_s(width: int = 768, n_products: int = 3) -> float:
     return 2 * width**3 / fastest_s
 
 
-def probe_machine(*, table: list[dict[str, Any]], measure_disks: bool = False) -> MachineFacts:
+def probe_machine(*, table: Sequence[CardRow], measure_disks: bool = False) -> MachineFacts:
     lines = _read(Path("/proc/cpuinfo")).split("\n")
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     (limit, _), total = memory_limits(), psutil.virtual_memory().total
@@ -180,7 +180,7 @@ def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
         return n_bytes, f"GPU {device.index} has {gb(n_bytes)} free; {holders}"
 
 
-def _describe_gpu(device: Device, table: list[dict[str, Any]]) -> GpuSeen:
+def _describe_gpu(device: Device, table: Sequence[CardRow]) -> GpuSeen:
     names = ("gpu_name", "memory_total_bytes", "memory_free_bytes", "compute_capability")
     known, unavailable = device.read_figures(*names, "power_limit_w")
     name, capability = known.pop("gpu_name"), known["compute_capability"]

@@ -28,7 +28,7 @@ def compare_options(draft: PlanDraft, plan: TrainPlan) -> tuple[HardwareOption, 
         return ()
     options = [_planned(draft, plan)]
     for choice in draft.spec.compare:
-        gpu = gpu_by_name(choice.name, list(draft.spec.gpu_table))
+        gpu = gpu_by_name(choice.name, draft.spec.gpu_table)
         if gpu is None:
             remark = "no such row in config/hardware/gpus.yaml"
             options.append(HardwareOption(name=choice.name, n_gpus=choice.n_gpus, remark=remark))

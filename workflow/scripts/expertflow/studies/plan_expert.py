@@ -77,7 +77,7 @@ def draft_plan(inputs: PlanInputs) -> PlanDraft:
         packing=read_record(PackingRecord, inputs.packing),
         facts=read_part(ModelFacts, model, "facts"),
         n_params=read_part(int, model, "n_parameters"),
-        gpu=resolve_gpu(spec.hardware, list(spec.gpu_table)),
+        gpu=resolve_gpu(spec.hardware, spec.gpu_table),
     )
     # Memory is traced with the attention implementation that the plan will choose.
     attention, _ = choose_attention(spec, draft.gpu)
