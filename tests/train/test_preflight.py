@@ -89,8 +89,10 @@ def test_a_run_waits_for_memory_of_dying_processes(
         ("torch.cuda.is_available", lambda: False, H100,
          "the plan is for H100 SXM and torch sees no CUDA"),
         ("FLOORS", {**module.FLOORS, "torch": "99.0"}, None, r"torch .* is older than 99\.0"),
+        # The last without activation_checkpointing_enable, which training calls.
+        ("package_version", lambda *_: "5.22.2", None, r"transformers 5\.22\.2 is older than 5"),
     ],
-    ids=["no room for checkpoints", "no card", "an old package"],
+    ids=["no room for checkpoints", "no card", "an old package", "an old transformers"],
 )  # fmt: skip
 def test_an_unsuitable_machine_is_rejected(
     plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, value: Any,

@@ -41,7 +41,7 @@ from expertflow.train.optimizers import state_bytes
 
 log = logging.getLogger(__name__)
 # Oldest releases known to work; for torch, the oldest with a supported attention kernel.
-FLOORS = {"transformers": "4.43.3", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
+FLOORS = {"transformers": "5.23", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
 # The driver takes seconds to free what the processes of a killed training held.
 DYING_S, POLL_S = 30.0, 0.5
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
