@@ -25,7 +25,7 @@ from expertflow.train.model import attention, loss, start_check
 from expertflow.train.model.compiled import compile_layers
 from expertflow.train.model.loss import loss_and_gradient
 from expertflow.train.model.packed import PackedLoss
-from expertflow.train.model.route import Route
+from expertflow.train.model.start_check import Route
 from expertflow.train.records import RunSummary
 
 pytestmark = pytest.mark.usefixtures("kernel")

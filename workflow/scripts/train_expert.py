@@ -6,7 +6,7 @@ By hand, with any hyper-parameter changed:
 """
 
 from expertflow.core import cli
-from expertflow.core.records import read_record
+from expertflow.core.records import fill_record, read_record
 from expertflow.core.settings import name_of
 from expertflow.core.sidecars import write_sidecar
 from expertflow.hardware.card_locks import lock_cards
@@ -24,18 +24,8 @@ def main() -> None:
         from expertflow.train.feed.on_the_fly import Documents
         from expertflow.train.job import TrainingJob, run_job
 
-    job = TrainingJob(
-        plan=args.plan,
-        packing=args.packing,
-        model=args.model,
-        staging=args.staging,
-        state=args.state,
-        checkpoint=args.checkpoint,
-        output=args.output,
-        code=args.code,
-        changes=changes,
-        documents=args.keep and Documents(shards=tuple(args.shards), keep=args.keep),
-    )
+    documents = args.keep and Documents(shards=tuple(args.shards), keep=args.keep)
+    job = fill_record(TrainingJob, args, changes=changes, documents=documents)
     if run_job(job):
         write_sidecar(args.output, spec=args.spec, code=args.code, files=args.files)
 

@@ -28,8 +28,6 @@ class PlanInputs(Record, frozen=True, kw_only=True):
 
 
 class StudyJob(PlanInputs, frozen=True, kw_only=True):
-    """What a plan is made of, its rows, a working folder, and the digest of the code."""
-
     rows: Path
     scratch: Path
     code: str
@@ -40,8 +38,6 @@ class CalibrationJob(StudyJob, frozen=True, kw_only=True):
 
 
 class TuneJob(StudyJob, frozen=True, kw_only=True):
-    """``cache`` keeps its trials."""
-
     cache: Path
     max_seconds: float = MAX_TUNING_S
 

@@ -79,8 +79,6 @@ class VariantSpec(TrialLengths, frozen=True, kw_only=True):
 
 
 class VariantJob(Record, frozen=True, kw_only=True):
-    """What to run, its inputs, and a working folder, which is removed."""
-
     spec: VariantSpec
     plan: Path
     packing: PackingRecord

@@ -120,7 +120,6 @@ def interruptible() -> Iterator[None]:
 
 
 def _end(process: Any) -> None:
-    """Ask a child to end after its step, then kill it; leave none behind."""
     if process.pid is not None and process.is_alive():
         # A second signal must not prevent ending the child.
         _ignore()

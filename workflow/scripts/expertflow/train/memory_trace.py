@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from expertflow.core.errors import TrainingError, single_line
-from expertflow.core.records import Record
+from expertflow.core.records import Record, fill_record
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.flops import is_head_trained
 from expertflow.plan.memory import loss_chunk_rows
@@ -284,10 +284,10 @@ def trace_memory(
         kind = "flex" if attention == "flex" else "capped" if caps_scores(read_config(base)) else ""
         if kind:
             raise TrainingError(f"{kind} attention is not traced")
-        run = TracedRun(
+        run = fill_record(
+            TracedRun,
+            spec,
             config=read_config(base),
-            method=spec.method,
-            lora=spec.lora,
             attention=attention,
             dtype=torch.bfloat16,
             kernel=_has_kernel(gpu),
@@ -396,5 +396,4 @@ def _mark_backward(net: Any, live: LiveBytes) -> None:
 def _has_kernel(gpu: GpuFacts) -> bool:
     if gpu.compute_capability is None:
         return gpu.peak_bf16_flops_per_s is not None
-    major, _, minor = gpu.compute_capability.partition(".")
-    return (int(major), int(minor or 0)) >= attention.KERNEL_CAPABILITY
+    return float(gpu.compute_capability) >= attention.KERNEL_CAPABILITY[0]

@@ -264,10 +264,7 @@ class RunSummary(Record, frozen=True, kw_only=True):
 
 
 class TrainingRecord(RunSummary, frozen=True, kw_only=True):
-    """A finished training run, with its inputs and location.
-
-    ``measured_peak_flops_per_s`` is the speed of one large product where no peak is known.
-    """
+    """``measured_peak_flops_per_s`` is the speed of one large product where no peak is known."""
 
     status: Literal["finished"] = "finished"
     gpu_name: str | None

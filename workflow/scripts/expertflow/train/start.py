@@ -16,9 +16,8 @@ from expertflow.train.model.compiled import compile_layers
 from expertflow.train.model.load import DTYPES
 from expertflow.train.model.loss import loss_and_gradient_to_compile, loss_route
 from expertflow.train.model.packed import PackedLoss, causal_lm, find_head
-from expertflow.train.model.route import Route
 from expertflow.train.model.self_check import MixedDocuments, check_model
-from expertflow.train.model.start_check import check_route
+from expertflow.train.model.start_check import Route, check_route
 from expertflow.train.processes import Processes
 from expertflow.train.records import Fallback
 
@@ -102,7 +101,7 @@ def _check_route(
         found, words = check_route(
             loss,
             route,
-            _one_row(feed),
+            _row_with_most_targets(feed),
             autocast=processes.accelerator.autocast,
             any_of=processes.any_of,
             after_step=step,
@@ -129,8 +128,7 @@ def warn_of(fallback: Fallback) -> None:
     )  # fmt: skip
 
 
-def _one_row(feed: BaseFeed) -> Batch:
-    """Return the row with the most targets of this rank's first micro-batch."""
+def _row_with_most_targets(feed: BaseFeed) -> Batch:
     collator, _ = feed.step_rows(0)
     rows = feed.micro_batches(0)[0]
     most = int(np.argmax(collator.n_targets_N[rows]))

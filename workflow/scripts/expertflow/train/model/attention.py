@@ -65,10 +65,8 @@ def attention_forward(
 
     ``cu_seq_lens_q`` selects torch's variable-length kernel, ``document_bounds`` (the same values,
     on the host) one SDPA call per document. Both may end in bounds of empty documents. With a
-    sliding window, query i sees keys j with i - j < window.
-
-    Raises:
-        TrainingError: no document lengths, or the model needs an unsupported feature.
+    sliding window, query i sees keys j with i - j < window. Raises TrainingError without document
+    lengths, or if the model needs an unsupported feature.
     """
     name = type(module).__name__
     for other in REFUSED:

@@ -22,8 +22,6 @@ MAX_GRAPHS = 32
 FOUR_AT_ONCE = "_can_use_4x_random"
 # Distinguishes kernels compiled without that in the on-disk cache.
 ONE_BY_ONE = "random numbers one by one"
-
-
 # What compiling may raise, depending on where it fails: in the compiler, in triton, in the linker.
 FAILURES = (RuntimeError, OSError, ImportError, AssertionError, SubprocessError)
 
@@ -68,7 +66,6 @@ def compile_layers(
 
 
 def describe_compilation() -> str:
-    """Return what was compiled so far, by the compiler's own count."""
     stats, breaks = counters["stats"], counters["graph_break"]
     n_again = sum(n - 1 for n in FRAME_COMPILE_COUNTER.values() if n > 1)
     found = f"{stats['unique_graphs']} graphs of {stats['calls_captured']} operations compiled"

@@ -19,11 +19,12 @@ from expertflow.core.errors import single_line
 from expertflow.tokens.packing import IGNORE
 from expertflow.train.device import is_out_of_memory
 from expertflow.train.feed.batches import Batch
+from expertflow.train.model.attention import transformers_name
 from expertflow.train.model.compiled import FAILURES
-from expertflow.train.model.packed import PackedLoss, causal_lm
-from expertflow.train.model.route import PARTS, Route
+from expertflow.train.model.loss import Kernel, loss_and_gradient
+from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 from expertflow.train.model.self_check import keep_state, own_attention
-from expertflow.train.records import Fallback
+from expertflow.train.records import Fallback, RoutePart
 
 LOSS_TOLERANCE = 0.01
 # Cosine and relative norm, of all gradients together and of each tensor's. A tensor counts from
@@ -33,10 +34,54 @@ ALL, EACH, COUNTED = (0.999, 0.05), (0.99, 0.1), 0.01
 NOISE = 0.02
 ADAPTER_B = ("lora_B", "lora_embedding_B")
 
+PARTS: tuple[RoutePart, ...] = ("attention", "compilation", "loss")
+
 T = TypeVar("T")
 Autocast = Callable[[], AbstractContextManager[None]]
 AnyOf = Callable[[bool], list[bool]]
 Gradients = dict[str, torch.Tensor]
+
+
+class Route:
+    """What each part of a loss uses now, and its choices: the planned one, then plainer ones."""
+
+    def __init__(self, loss: PackedLoss, *, attention: str, compiled: bool) -> None:
+        self._loss, self._lm = loss, causal_lm(loss.model)
+        self._calls = [(layer, layer._compiled_call_impl) for layer in decoder_layers(self._lm)]
+        plainer = "sdpa" if self._lm._supports_sdpa else "eager"
+        ladder = [attention] if attention in ("sdpa", "eager") else [attention, plainer]
+        own: dict[str, Kernel | None] = {"compiled": loss.kernel} if compiled else {}
+        self._kernels = own | {"chunked": loss_and_gradient, "plain": None}
+        self._choices: dict[RoutePart, list[str]] = {
+            "attention": ladder,
+            "compilation": ["on", "off"] if compiled else ["off"],
+            "loss": list(self._kernels),
+        }
+        self.used = {part: choices[0] for part, choices in self._choices.items()}
+
+    def choices(self, part: RoutePart) -> list[str]:
+        is_compiled = self.used["compilation"] == "on"
+        # No compiled loss without compiled layers: the compiler that failed there made it, too.
+        return [name for name in self._choices[part] if name != "compiled" or is_compiled]
+
+    def start_from(self, part: RoutePart, choice: str) -> None:
+        """Use a choice, and never again one before it."""
+        names = self._choices[part]
+        if choice in names:
+            self._choices[part] = names[names.index(choice) :]
+            self.use(part, choice)
+
+    def use(self, part: RoutePart, choice: str) -> None:
+        self.used[part] = choice
+        if part == "attention":
+            self._lm.set_attn_implementation(transformers_name(choice))
+        elif part == "loss":
+            self._loss.kernel = self._kernels[choice]
+        else:
+            for layer, call in self._calls:
+                layer._compiled_call_impl = call if choice == "on" else None
+            if choice == "off" and self.used["loss"] == "compiled":
+                self.use("loss", "chunked")
 
 
 class Comparison(NamedTuple):
@@ -162,8 +207,7 @@ def _compare_fast(
             value = loss(batch)
         value.backward()
     except FAILURES as error:
-        for parameter in loss.parameters():
-            parameter.grad = None
+        loss.zero_grad()
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
         return Comparison(f"it fails: {single_line(error, 300)}")
@@ -245,8 +289,7 @@ def _comparable(loss: PackedLoss) -> Iterator[None]:
         _write(own, before)
         for module, name, value in dropouts:
             setattr(module, name, value)
-        for parameter in loss.parameters():
-            parameter.grad = None
+        loss.zero_grad()
 
 
 @torch.no_grad()

@@ -131,8 +131,6 @@ def _words(tensor: torch.Tensor) -> str:
 def first_not_finite(model: Any) -> str | None:
     """Return the first trained parameter with a NaN or infinity, the same on every rank."""
     parameters = list_trained_parameters(model)
-    if not parameters:
-        return None
     extremes = torch.stack([_extremes(p.detach()) for p in parameters.values()])
     bad = (~extremes.isfinite()).any(1).to(torch.int32)
     if any(isinstance(p, DTensor) for p in parameters.values()):

@@ -22,8 +22,6 @@ OURS = "checkpoint"
 
 
 class Contents(TypedDict):
-    """Files' sizes and digests, by name."""
-
     n_bytes: dict[str, int]
     xxh3: dict[str, str]
 
