@@ -151,8 +151,8 @@ def run_parts(
         taken_s = result["part_s"] = time.monotonic() - begun_s
         longest_s = max(longest_s, taken_s)
         told = (result.get(key) for key in ("failed", "out_of_memory", "absent"))
-        said = next(filter(None, told), "done")
-        print(f"{name}: {said} ({taken_s:.0f} s)", file=sys.stderr, flush=True)
+        message = next(filter(None, told), "done")
+        print(f"{name}: {message} ({taken_s:.0f} s)", file=sys.stderr, flush=True)
         results[name] = result
         yield name, result
 
@@ -187,8 +187,8 @@ def launch_part(name: str, work: Work, args: argparse.Namespace) -> dict[str, An
     log = written.read_text(encoding="utf-8", errors="replace") if written.is_file() else ""
     lines = [line for line in log.splitlines() if line.strip()]
     print(log, file=sys.stderr)
-    said = lines[-1][:300] if lines else "no message"
-    return {"failed": f"exit {process.exitcode}: {said}"}
+    message = lines[-1][:300] if lines else "no message"
+    return {"failed": f"exit {process.exitcode}: {message}"}
 
 
 def child(name: str, work: Work) -> None:

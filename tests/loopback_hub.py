@@ -234,9 +234,9 @@ def fetch(
             stdout=subprocess.PIPE, stderr=log, text=True, timeout=600,
         )  # fmt: skip
         log.seek(0)
-        said = log.read()
-    assert done.returncode == 0, said[-3000:]
-    return Fetched([json.loads(line) for line in done.stdout.splitlines()], said)
+        output = log.read()
+    assert done.returncode == 0, output[-3000:]
+    return Fetched([json.loads(line) for line in done.stdout.splitlines()], output)
 
 
 def write_hub_cache(home: Path, files: dict[str, bytes], *, repository: str, commit: str) -> Path:

@@ -35,13 +35,13 @@ PATIENCE_S = 900.0
 
 
 def wait_for(
-    what: Callable[[], object], *, said: str = "", during: "subprocess.Popen[Any] | None" = None
+    what: Callable[[], object], *, message: str = "", during: "subprocess.Popen[Any] | None" = None
 ) -> None:
     """Wait until a condition holds, while the process that would cause it keeps running."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not what():
-        assert time.monotonic() < deadline_s, said or "waited too long"
-        assert during is None or during.poll() is None, said or "its process ended"
+        assert time.monotonic() < deadline_s, message or "waited too long"
+        assert during is None or during.poll() is None, message or "its process ended"
         time.sleep(0.01)
 
 

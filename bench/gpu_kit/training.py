@@ -175,14 +175,14 @@ def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
             return {**measured, "out_of_memory_at": tried}
         except (OutOfMemory, torch.OutOfMemoryError) as error:
             tried.append(plan.batch_size)
-            said = " ".join(str(error).split())[:300]
+            message = " ".join(str(error).split())[:300]
         # It keeps a reference to an optimizer that it wraps, and so to the model.
         processes.accelerator.free_memory()
         gc.collect()
         if work.device == "cuda":
             torch.cuda.empty_cache()
         if plan.batch_size == 1 or variant.micro_batch or work.micro_batch:
-            return {"out_of_memory": said, "micro_batch_size": plan.batch_size}
+            return {"out_of_memory": message, "micro_batch_size": plan.batch_size}
         plan = plan_of(work, variant, batch_size=plan.batch_size // 2)
         name = f"{name}-{plan.batch_size}"
 

@@ -56,8 +56,8 @@ def measure(command: list[str], log: Path) -> Measured:
         wall_s = time.perf_counter() - start
     reap_orphans()
     if done.returncode:
-        said = log.read_text(errors="replace").strip().splitlines()
-        raise Failed(f"{Path(command[1]).stem}: {said[-1] if said else 'no output'}")
+        output = log.read_text(errors="replace").strip().splitlines()
+        raise Failed(f"{Path(command[1]).stem}: {output[-1] if output else 'no output'}")
     return Measured(
         wall_s=wall_s,
         cpu_s=cpu_s() - before,

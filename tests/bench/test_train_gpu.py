@@ -66,8 +66,8 @@ def test_a_missing_unsloth_is_reported_in_one_line(tmp_path: Path) -> None:
     command = [str(bare_python(tmp_path, ("unsloth",))), str(ROOT / "bench/peers/trl_steps.py")]
     command += ["--form", "unsloth", "--case", "none", "--output", "none"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = "error: unsloth is not installed in this Python; it needs a CUDA card\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    message = "error: unsloth is not installed in this Python; it needs a CUDA card\n"
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 def work(folder: Path) -> training.Work:
@@ -86,9 +86,9 @@ def raising(name: str, work: training.Work) -> None:
 def test_a_part_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = Namespace(start="fork", part_limit_s=60)
     ends = {killed: "exit -9: no message", raising: "exit 1: ValueError: no such kernel"}
-    for part, said in ends.items():
+    for part, message in ends.items():
         monkeypatch.setattr(train_gpu.parts, "run", part)
-        assert train_gpu.launch_part("lora", work(tmp_path), args) == {"failed": said}
+        assert train_gpu.launch_part("lora", work(tmp_path), args) == {"failed": message}
 
 
 def test_a_card_is_recognized_by_its_drivers_name() -> None:

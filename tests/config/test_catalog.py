@@ -77,8 +77,8 @@ def test_each_kind_reports_what_is_here(home: Path) -> None:
     catalog = build_catalog("both")
     assert catalog.problems == ()
     found = {source.location: source for source in catalog.sources}
-    said = {n: (s.status, s.n_records, s.license, s.license_origin) for n, s in found.items()}
-    assert said == {
+    listed = {n: (s.status, s.n_records, s.license, s.license_origin) for n, s in found.items()}
+    assert listed == {
         "rows.Parquet": ("found", 3, None, None),
         "**/lines.jsonl": ("found", None, "mit", "manifest"),
         "someone/sums": ("prepared", 7, "cc0-1.0", "card"),

@@ -52,7 +52,7 @@ def test_all_contradictions_are_reported_at_once(tmp_path: Path) -> None:
     value["evaluation"] = {"task": "json_schema", "fields": {"shema": "s"}}
     value["acceptance"] = [{"path": path, "op": "<", "value": 1} for path in ("a", "b")]
     lines = list_errors(tmp_path, value)
-    said = (
+    expected = (
         "origins names 'modle'", "origins names 'training.x'", "source s: id applies only to hub",
         "source s: roles has no effect", "data.max_per_category has no effect",
         "training.warmup_steps_min", "training.torch_compile_mode", "data.added_tokens",
@@ -60,8 +60,10 @@ def test_all_contradictions_are_reported_at_once(tmp_path: Path) -> None:
         "evaluation.task json_schema asks questions", "source s, text: template '{a'",
         "has no path 'a'", "has no path 'b'",
     )  # fmt: skip
-    assert len(lines) == len(said)
-    assert not [(line, words) for line, words in zip(lines, said, strict=True) if words not in line]
+    assert len(lines) == len(expected)
+    assert not [
+        (line, words) for line, words in zip(lines, expected, strict=True) if words not in line
+    ]
 
 
 def test_a_value_of_the_demo_block_may_have_an_origin(tmp_path: Path) -> None:

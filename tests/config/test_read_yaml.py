@@ -14,7 +14,7 @@ BILLION = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("e.yaml", "a:\n  b: 1\n  b: 2\n", ":3: key 'b' appears twice; remove one"),
         ("e.yaml", "a: 1\nb: one: two\n", ":2: a ': ' inside a text; quote the text"),
@@ -31,13 +31,13 @@ BILLION = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("e.json", '{"a": 1,\n "b" 2}', ":2: Expecting ':' delimiter; correct the syntax"),
     ],
 )
-def test_a_fault_has_its_line(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_a_fault_has_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         read_yaml(path)
     line = str(caught.value)
-    assert line.startswith(str(path)) and said in line and "\n" not in line
+    assert line.startswith(str(path)) and message in line and "\n" not in line
 
 
 def test_merge_keys_and_aliases_are_read(tmp_path: Path) -> None:

@@ -244,14 +244,14 @@ def test_text_excluded_from_documents_appears_nowhere_else(
         caplog.clear()
         record = prepare(path, **source, **private)
         assert record.n_documents == 0
-        said = [path.with_name("rejected.jsonl").read_text(), *record.rejected_examples]
+        texts = [path.with_name("rejected.jsonl").read_text(), *record.rejected_examples]
         if record.n_rejected_by_reason:
             assert caplog.messages
             with pytest.raises(DataError, match=r"r.jsonl, line 1: \w+") as caught:
                 prepare(path, replace(SPEC, on_reject="stop"), **source, **private)
             assert caught.value.__cause__ is None or not private
-            said.append(str(caught.value))
-        return "".join([*said, *caplog.messages])
+            texts.append(str(caught.value))
+        return "".join([*texts, *caplog.messages])
 
     assert KEY in written() or ADDRESS in written()
     found = written(**{setting: True})

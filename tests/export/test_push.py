@@ -186,8 +186,8 @@ def test_an_expert_that_cannot_be_pushed_is_one_line(
     assert "export again: snakemake" in refused("--adapter")
     for base, kind in (("~/models/mine", "local"), ("builtin:tiny-qwen3", "builtin")):
         write_base(results, base, kind)
-        said = f"its base {base} is on this machine only; leave --adapter out"
-        assert said in refused("--adapter")
+        message = f"its base {base} is on this machine only; leave --adapter out"
+        assert message in refused("--adapter")
     assert hub.requests == []
     assert "no token" in refused(token=None)
     hub.refuses = True

@@ -80,7 +80,7 @@ def test_nothing_is_computed_across_a_pause() -> None:
 
 # Heat is judged by the card's own limits, a cool card is not a fault; few samples prove nothing.
 @pytest.mark.parametrize(
-    ("figures", "said"),
+    ("figures", "message"),
     [
         ({"busy": 8.0, "n": 10}, "no kernel at all was running"),
         ({"busy": 8.0, "n": 9}, None),
@@ -94,9 +94,9 @@ def test_nothing_is_computed_across_a_pause() -> None:
         ({"power_w": 650.0, "temperature_c": 35.0}, None),
     ],
 )  # fmt: skip
-def test_figures_are_assessed(figures: dict[str, Any], said: str | None) -> None:
+def test_figures_are_assessed(figures: dict[str, Any], message: str | None) -> None:
     text = remarks(**figures)
-    assert text == "" if said is None else said in text
+    assert text == "" if message is None else message in text
 
 
 @pytest.mark.parametrize("n_hot", [2, 3])
@@ -107,8 +107,8 @@ def test_throttling_by_heat_counts_from_one_percent(n_hot: int) -> None:
     record = summarize(samples, H100)
     assert record.throttle_s is not None
     assert (record.throttle_s["thermal"], record.throttle_s["hw_slowdown"]) == (n_hot, 0)
-    said = "heat held the clocks back 1.5 % of the time (by sampled reasons)"
-    assert [said in text for text in record.assessment] == [True] * (n_hot == 3)
+    message = "heat held the clocks back 1.5 % of the time (by sampled reasons)"
+    assert [message in text for text in record.assessment] == [True] * (n_hot == 3)
 
 
 def test_a_recorded_trace_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +155,7 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: readings.is_file() and readings.stat().st_size, during=parent)
     parent.kill()
     parent.wait()
-    wait_for(output.is_file, said="the monitor did not end")
+    wait_for(output.is_file, message="the monitor did not end")
     assert json.loads(output.read_text())["n_samples"] >= 1
 
 
@@ -218,7 +218,7 @@ def test_a_truncated_line_does_not_lose_later_readings(tmp_path: Path) -> None:
 def test_readings_of_others_are_not_overwritten(tmp_path: Path) -> None:
     output, readings = tmp_path / "m.json", tmp_path / "m.jsonl"
     readings.write_text("of the session that goes on")
-    for code, said, arguments in (
+    for code, message, arguments in (
         (1, "has ended", ("--output", output, "--with-parent", os.getppid())),
         (2, "where the readings are", ("--output", readings, "--samples", readings)),
         (2, "where the readings are", ("--output", tmp_path / "." / "m.jsonl", "--duration", "0")),
@@ -226,7 +226,7 @@ def test_readings_of_others_are_not_overwritten(tmp_path: Path) -> None:
         (2, "is nan: give seconds", ("--output", output, "--interval", "nan", "--duration", "0")),
     ):
         done = run_script("monitor_gpu", "--quiet", *arguments)
-        assert done.returncode == code and said in done.stderr
+        assert done.returncode == code and message in done.stderr
     assert readings.read_text() == "of the session that goes on"
     assert not output.exists()
 
@@ -258,8 +258,8 @@ def test_a_monitor_waits_for_another(tmp_path: Path, caplog: pytest.LogCaptureFi
 
         wait_for_others(held, readings, other_ends_later)
         assert len(looks) == 3
-        said = f"{readings}: waiting for another monitor, which still writes there"
-        assert caplog.messages == [said]
+        message = f"{readings}: waiting for another monitor, which still writes there"
+        assert caplog.messages == [message]
         # Asked to stop, another one waits no longer.
         with ExitStack() as late, pytest.raises(SystemExit, match="another monitor still writes"):
             wait_for_others(late, readings, lambda: True)
@@ -308,5 +308,5 @@ def test_an_epoch_gets_twenty_readings_within_bounds(
     interval = SamplingInterval(steps=path, n_steps_per_epoch=n_steps)
     assert least <= interval.next_s() <= most
     assert SamplingInterval(5.0, steps=path, n_steps_per_epoch=n_steps).next_s() == 5.0
-    said = "an epoch takes 0.05 s: at most 0 of the 20 samples wanted, at 0.1 s each"
-    assert list(interval.list_remarks()) == ([said] if step_s == 0.01 else [])
+    message = "an epoch takes 0.05 s: at most 0 of the 20 samples wanted, at 0.1 s each"
+    assert list(interval.list_remarks()) == ([message] if step_s == 0.01 else [])

@@ -87,7 +87,7 @@ def test_the_sources_arithmetic_is_checked() -> None:
         manifest = yaml.safe_load((ROOT / "config" / "experts" / f"{name}.yaml").read_text())
         claims = from_json(tuple[Claim, ...], manifest["claims"], where=name)
         wrong += "".join(check.finding for check in check_claims(claims) if not check.holds)
-    for said in (
+    for message in (
         "TF32 does nothing for bf16 products, 8x is impossible",
         "the factors (2 x 2) make 4x, not 32x",
         "47 hours down to 5 are 9.4x, not 32x",
@@ -99,7 +99,7 @@ def test_the_sources_arithmetic_is_checked() -> None:
         "600,000 documents x 3 / 16 a step are 112,500 steps, not 28,000",
         "with 14 of them 1.2 % is gained, not 5 % or more",
     ):
-        assert said in wrong
+        assert message in wrong
 
 
 @pytest.mark.parametrize("n_cards", [1, 8])

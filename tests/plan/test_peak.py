@@ -174,7 +174,7 @@ SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits w
 
 
 @pytest.mark.parametrize(
-    ("kept", "checkpointed", "changes", "expected", "setting", "said"),
+    ("kept", "checkpointed", "changes", "expected", "setting", "message"),
     [
         # 1 GiB of model, 8 x 1/3 GiB of step, 8 % and 1 GiB of reserve; twice the step.
         (GIB // 3, GIB // 100, {}, (8, False), "batch_size", "5.0 of 5.6 GiB, and 7.8 with 16"),
@@ -191,12 +191,17 @@ SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits w
     ],
 )
 def test_the_chosen_micro_batch_and_its_reason(
-    kept: int, checkpointed: int, changes: Any, expected: tuple[int, bool], setting: str, said: str
+    kept: int,
+    checkpointed: int,
+    changes: Any,
+    expected: tuple[int, bool],
+    setting: str,
+    message: str,
 ) -> None:
     micro, checkpoint, draft = chosen(traced(kept, checkpointed), **changes)
     assert (micro, checkpoint) == expected
     because = draft.reasons[setting].because
-    assert said in because and ("fits without" in because) is (said == SPARED)
+    assert message in because and ("fits without" in because) is (message == SPARED)
 
 
 def test_a_micro_batch_beyond_the_card_is_rejected_with_the_most_rows_that_fit() -> None:

@@ -163,13 +163,13 @@ def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:
 
 
 def test_a_wrong_origin_is_rejected(tmp_path: Path) -> None:
-    for name, origin, said in (
+    for name, origin, message in (
         ("training.learning_rat", {"from": "own"}, "did you mean 'training.learning_rate'"),
         ("export.dtype", {"from": "own"}, "'export.dtype', which is not set here"),
         ("training.seed", {"from": "nobody"}, "'nobody': it must be one of"),
         ("training.seed", {"why": "x"}, "from' is missing"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             loaded(tmp_path, {**MANIFEST, "origins": {name: origin}})
 
 

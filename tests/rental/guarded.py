@@ -92,7 +92,7 @@ def record(folder: Path) -> dict[str, Any]:
 def start_trainer(folder: Path, *options: str, **settings: Any) -> "subprocess.Popen[str]":
     """Start a guard, and wait until its trainer is running."""
     guard = start(folder, *options, **settings)
-    wait_for((folder / "starts.txt").is_file, said="the trainer did not start", during=guard)
+    wait_for((folder / "starts.txt").is_file, message="the trainer did not start", during=guard)
     return guard
 
 

@@ -90,7 +90,7 @@ def daemon(tmp_path: Path, folder: Path) -> Iterator[str]:
         where = ["--address=127.0.0.1", f"--port={port}", f"--config={settings}"]
         process = subprocess.Popen(["rsync", "--daemon", "--no-detach", *where])
         try:
-            wait_for(lambda: _listens(port), said="rsync's daemon did not start", during=process)
+            wait_for(lambda: _listens(port), message="rsync's daemon did not start", during=process)
             yield f"rsync://127.0.0.1:{port}/m"
         finally:
             process.terminate()

@@ -124,7 +124,7 @@ def test_a_failed_push_does_not_end_training(place: Place, tmp_path: Path) -> No
     fail_at(copies, "state/a", RuntimeError("unheard of"))
     copies.push_soon()
     assert copies._pushing is not None
-    wait_for(copies._pushing.done, said="the push did not end")
+    wait_for(copies._pushing.done, message="the push did not end")
     copies.check_push()
     assert "unheard of" in copies.failures[-1]
     # The ledger goes first.

@@ -249,15 +249,15 @@ def is_alone(folder: Path) -> bool:
 
 def test_a_stop_command_that_hangs_has_failed(here: Path) -> None:
     assert run_hook("sleep 600 & wait", {}, limit_s=0.2) == TIMED_OUT
-    wait_for(lambda: is_alone(here), said="what the stop command started goes on")
+    wait_for(lambda: is_alone(here), message="what the stop command started goes on")
 
 
 def test_no_notice_command_leaves_children_behind(here: Path) -> None:
     notice = Notice("sleep 600 & wait")
     notice.poll()
-    wait_for(lambda: len(running_in(here)) > 2, said="the notice command did not start")
+    wait_for(lambda: len(running_in(here)) > 2, message="the notice command did not start")
     notice.close()
-    wait_for(lambda: is_alone(here), said="its child goes on")
+    wait_for(lambda: is_alone(here), message="its child goes on")
 
 
 def test_each_experts_copies_have_their_own_place() -> None:
@@ -354,21 +354,21 @@ def test_an_unusable_place_is_found_before_anything_is_paid_for(tmp_path: Path) 
 
 @long
 @pytest.mark.parametrize(
-    ("more", "n_tries", "said"),
+    ("more", "n_tries", "message"),
     [
         ("", N_HOOKS, "failed 3 times, exit code 9"),
         ("kill -INT $PPID;", 1, "failed, exit code 9; not tried again, as a signal came"),
     ],
 )
 def test_a_failed_stop_command_is_reported(
-    tmp_path: Path, more: str, n_tries: int, said: str
+    tmp_path: Path, more: str, n_tries: int, message: str
 ) -> None:
     at_once = "from expertflow.rental.guard import run\nrun.HOOK_WAIT_S = 0.0"
     hook = ("--on-finish", f"echo x >> tries; {more} exit 9", "--without-sync")
     out = guarded.run(tmp_path, *hook, command=["true"], patch=at_once, code=85)
     assert "NOT STOPPED" in out, out
     assert (tmp_path / "tries").read_text() == "x\n" * n_tries
-    assert guarded.record(tmp_path)["on_finish"] == said
+    assert guarded.record(tmp_path)["on_finish"] == message
 
 
 @long

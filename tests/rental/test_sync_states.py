@@ -58,8 +58,8 @@ def push(state: Path, store: Store) -> object:
 
 
 def pull(root: Path, store: Store) -> str:
-    (said,) = pull_states(root, store)
-    return said
+    (message,) = pull_states(root, store)
+    return message
 
 
 def push_steps(state: Path, place: Place, *steps: int) -> Store:
@@ -98,8 +98,8 @@ def test_a_pushed_state_comes_back_complete(place: Place, state: Path, tmp_path:
     save(state, 20, held_out_loss=1.0)
     save(state, 40, held_out_loss=2.0)
     assert push(state, store) is not None
-    said = "sums/abc: step-00000040 pulled, sha256 of every file equal"
-    assert pull(tmp_path / "fresh", place.open()) == said
+    message = "sums/abc: step-00000040 pulled, sha256 of every file equal"
+    assert pull(tmp_path / "fresh", place.open()) == message
     back = tmp_path / "fresh" / "sums" / "abc"
     # The newest checkpoint, the best one and the logs; no lock, nothing half-written.
     assert files_below(back) == [name for name in files_below(state) if name != "lock"]
@@ -147,9 +147,9 @@ def test_a_damaged_push_is_replaced(place: Place, state: Path, tmp_path: Path) -
     file = f"{KEY}/step-00000040/checkpoints/step-00000040/{checkpoint_files.WEIGHTS}"
     place.write(file, place.read(file)[:-1] + b"x")
     waits: list[float] = []
-    (said,) = pull_states(tmp_path / "fresh", store, wait=waits.append)
+    (message,) = pull_states(tmp_path / "fresh", store, wait=waits.append)
     # Fetching damaged files again would not fix them.
-    assert "step-00000020 pulled" in said and waits == []
+    assert "step-00000020 pulled" in message and waits == []
     newest = checkpoint_files.newest_checkpoint(tmp_path / "fresh" / "sums" / "abc")
     assert newest is not None and newest.name == "step-00000020"
     # Known to be damaged, it no longer counts as a push of that step.
@@ -237,8 +237,8 @@ def test_a_state_in_use_is_left_alone(place: Place, state: Path, tmp_path: Path)
     busy.mkdir(parents=True)
     with (busy / "lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        (said,) = pull_states(tmp_path / "fresh", store)
-    assert said.endswith("left alone")
+        (message,) = pull_states(tmp_path / "fresh", store)
+    assert message.endswith("left alone")
     assert files_below(busy) == ["lock"]
 
 
@@ -262,8 +262,8 @@ def test_a_broken_connection_is_not_damage(place: Place, state: Path, tmp_path: 
     with pytest.raises(SyncFailed, match="the line is dead"):
         pull_states(fresh, Broken(store, 99), wait=waits.append)  # type: ignore[arg-type]
     assert waits == [5.0, 10.0, 20.0] and not (fresh / "sums" / "abc").exists()
-    (said,) = pull_states(fresh, Broken(store, 2), wait=waits.append)  # type: ignore[arg-type]
-    assert "step-00000040 pulled" in said
+    (message,) = pull_states(fresh, Broken(store, 2), wait=waits.append)  # type: ignore[arg-type]
+    assert "step-00000040 pulled" in message
 
 
 def test_a_locally_damaged_checkpoint_is_restored(place: Place, state: Path) -> None:

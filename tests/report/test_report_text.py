@@ -122,8 +122,8 @@ def test_an_unreadable_report_is_one_line(
     path = tmp_path / "report.json"
     if text is not None:
         path.write_text(text)
-    said = _run(script, path, monkeypatch)
-    assert isinstance(said, str) and said.startswith(f"error: {path}: {message}")
+    output = _run(script, path, monkeypatch)
+    assert isinstance(output, str) and output.startswith(f"error: {path}: {message}")
     assert not (tmp_path / "i.json").exists()
 
 

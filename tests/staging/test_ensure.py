@@ -109,7 +109,7 @@ def test_a_retry_on_another_machine_stages_again_or_reads_the_source(
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (OSError(errno.ENOSPC, "it is full"), "it is full, though there seemed to be room"),
         (OSError(errno.EDQUOT, "no more"), "no more, though there seemed to be room"),
@@ -118,7 +118,7 @@ def test_a_retry_on_another_machine_stages_again_or_reads_the_source(
     ],
 )
 def test_a_disk_that_fails_midway_is_not_used(
-    rows: Content, model: Content, scratch: Path, error: Exception, said: str,
+    rows: Content, model: Content, scratch: Path, error: Exception, message: str,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     copy = store._copy_file
@@ -131,7 +131,7 @@ def test_a_disk_that_fails_midway_is_not_used(
     monkeypatch.setattr(store, "_copy_file", fail)
     record = plan(rows, model, scratch)
     assert (record.rows.target, record.rows.is_fallback) == (None, True)
-    assert record.rows.reason.endswith(said)
+    assert record.rows.reason.endswith(message)
     assert record.weights.action == "copied"
     assert [entry.levelno for entry in caplog.records] == [logging.WARNING]
     left = [path.name for path in store_at(scratch).iterdir() if path.is_dir()]

@@ -155,18 +155,18 @@ def killed(number: int, *_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "outcome", "said"),
+    ("number", "outcome", "message"),
     [
         (signal.SIGKILL, "out of memory", "most likely the host's memory ran out"),
         (signal.SIGSEGV, "failed", f"the process ended with code -{signal.SIGSEGV:d}"),
     ],
 )
 def test_a_killed_trial_is_a_result(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch, number: int, outcome: str, said: str
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, number: int, outcome: str, message: str
 ) -> None:
     monkeypatch.setattr(subprocess_runner, "_run_child", partial(killed, int(number)))
     result = run(trial)
-    assert result.outcome == outcome and (result.problem or "").endswith(said)
+    assert result.outcome == outcome and (result.problem or "").endswith(message)
 
 
 def test_a_hangup_that_is_ignored_interrupts_nothing() -> None:
@@ -208,10 +208,10 @@ if __name__ == "__main__":
 
 
 def test_a_second_signal_does_not_leave_the_trial_behind(tmp_path: Path) -> None:
-    script, said = tmp_path / "run.py", tmp_path / "said"
+    script, message = tmp_path / "run.py", tmp_path / "message"
     script.write_text(STUBBORN)
     # Into a file, as a remaining child would keep a pipe open.
-    with said.open("w") as stream:
+    with message.open("w") as stream:
         process = subprocess.Popen(
             [sys.executable, str(script), str(tmp_path)], stderr=stream,
             env={**os.environ, "PYTHONPATH": str(support.SCRIPTS)},
@@ -222,7 +222,7 @@ def test_a_second_signal_does_not_leave_the_trial_behind(tmp_path: Path) -> None
     process.wait(timeout=support.PATIENCE_S)
     child = int((tmp_path / "pid").read_text())
     try:
-        assert "Interrupted: signal 15" in said.read_text()
+        assert "Interrupted: signal 15" in message.read_text()
         assert not support.is_running(child)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -296,8 +296,8 @@ def test_a_signal_stops_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> Non
     )  # fmt: skip
     support.wait_for((scratch / "trial").exists, during=process)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=support.PATIENCE_S)
-    assert process.returncode == 143 and "signal 15; this variant starts over" in said
+    _, message = process.communicate(timeout=support.PATIENCE_S)
+    assert process.returncode == 143 and "signal 15; this variant starts over" in message
     assert not scratch.exists() and not output.exists()
 
 

@@ -104,7 +104,7 @@ CONFIG = {
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "no JSON object"),
         ("3", "no JSON object"),
@@ -114,9 +114,9 @@ CONFIG = {
         (json.dumps({"model_type": ["llama"]}), "no key 'num_attention_heads'"),
     ],
 )
-def test_an_invalid_config_is_reported(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_config_is_reported(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(TrainingError, match=said):
+    with pytest.raises(TrainingError, match=message):
         read_facts(tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_a_tokenizers_record_does_not_contain_its_origin(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("tokenizer.json", None, "no tokenizer.json; give the folder or hub id"),
         ("tokenizer.json", b"", "tokenizer.json: damaged (EOF"),
@@ -187,7 +187,7 @@ def test_a_tokenizers_record_does_not_contain_its_origin(tmp_path: Path) -> None
     ],
 )
 def test_a_bad_tokenizer_is_reported(
-    tmp_path: Path, name: str, text: bytes | None, said: str
+    tmp_path: Path, name: str, text: bytes | None, message: str
 ) -> None:
     file = tiny_tokenizer(tmp_path / "mine") / name
     file.unlink()
@@ -195,7 +195,7 @@ def test_a_bad_tokenizer_is_reported(
         file.write_bytes(text)
     with pytest.raises(DataError) as refused:
         prepare_tokenizer(tokenizer_spec(str(tmp_path / "mine")), [], tmp_path / "tokenizer")
-    assert said in str(refused.value) and str(tmp_path / "mine") in str(refused.value)
+    assert message in str(refused.value) and str(tmp_path / "mine") in str(refused.value)
 
 
 def test_a_changed_tokenizer_is_rejected(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_trained_weights_are_in_fp32_and_layers_checkpointed(tiny: TrainInputs) 
     adapted = {(True, True, torch.float32), (False, False, torch.bfloat16)}
     whole = {(False, True, torch.float32)}
     pure = replace(half, method="full", lora=None, pure_bf16=True)
-    for plan, held, said in (
+    for plan, held, message in (
         (half, adapted, "base frozen in bf16, adapter in fp32"),
         (replace(half, method="full", lora=None), whole, "all weights trained, in fp32"),
         (pure, {(False, True, torch.bfloat16)}, "all weights trained, in bf16"),
@@ -259,7 +259,7 @@ def test_trained_weights_are_in_fp32_and_layers_checkpointed(tiny: TrainInputs) 
         net = loading.load_for_training(plan, tiny.model, CPU)
         found = {("lora" in name, p.requires_grad, p.dtype) for name, p in net.named_parameters()}
         assert found == held
-        assert loading.describe_weights(net, plan) == said
+        assert loading.describe_weights(net, plan) == message
     net = loading.load_for_training(
         replace(tiny.plan, gradient_checkpointing=True), tiny.model, CPU
     )

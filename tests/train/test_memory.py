@@ -27,8 +27,8 @@ def small(folder: Path, **changes: Any) -> TrainInputs:
 
 
 def test_advice_states_batch_prediction_and_change(plan: TrainPlan) -> None:
-    said = describe_shortage(replace(plan, predicted_peak_bytes=3 << 30), CPU)
-    assert said == (
+    message = describe_shortage(replace(plan, predicted_peak_bytes=3 << 30), CPU)
+    assert message == (
         "out of memory at micro-batch 4 (predicted 3.0 GiB, unknown free); set training.batch_size"
         " to 2 and gradient_accumulation_steps to 2 (the global batch stays)"
     )
@@ -40,12 +40,12 @@ def test_advice_states_batch_prediction_and_change(plan: TrainPlan) -> None:
     assert "method qlora" in describe_shortage(checkpointed, CPU)
     # No remedy is suggested that is already in use or would be rejected.
     for change in ({"method": "qlora"}, {"parallel": "fsdp"}):
-        said = describe_shortage(replace(checkpointed, **change), CPU)
-        assert said.endswith("; use a shorter max_seq_length, a larger card or a smaller model")
+        message = describe_shortage(replace(checkpointed, **change), CPU)
+        assert message.endswith("; use a shorter max_seq_length, a larger card or a smaller model")
 
 
 @pytest.mark.parametrize(
-    ("said", "error", "match"),
+    ("message", "error", "match"),
     [
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED", OutOfMemory, "at micro-batch 4 "),
         ("Triton Error [CUDA]: out of memory", OutOfMemory, "at micro-batch 4 "),
@@ -53,10 +53,10 @@ def test_advice_states_batch_prediction_and_change(plan: TrainPlan) -> None:
     ],
 )
 def test_others_run_out_of_memory(
-    plan: TrainPlan, said: str, error: type[Exception], match: str
+    plan: TrainPlan, message: str, error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match), memory.memory_advice(plan, CPU):
-        raise RuntimeError(said)
+        raise RuntimeError(message)
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, *, most_rows: int, from_call: int) -> None:

@@ -234,9 +234,9 @@ def test_a_run_that_diverged_is_not_paid_for_twice(
         tiny_run.finish(tmp_path)
     first = ended.value.__context__
     assert isinstance(first, Diverged)
-    said = str(first)
-    assert "lower training.learning_rate (1e+30)" in said
-    assert "its rows are " in said and "the last good state is the start" in said
+    message = str(first)
+    assert "lower training.learning_rate (1e+30)" in message
+    assert "its rows are " in message and "the last good state is the start" in message
     (preflight,) = tmp_path.glob("state/*/preflight.json")
     preflight.unlink()
     with pytest.raises(TrainingError, match=r"^step 2 diverged.*it is the same run again$"):

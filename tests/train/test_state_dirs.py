@@ -48,8 +48,8 @@ def test_a_trainer_on_this_machine_is_awaited(
         monkeypatch.setattr(state_dirs.log, "warning", tell)
         with lock_state(tmp_path, elsewhere_s=0):
             assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
-    said = f"{tmp_path}: a trainer is at work there, process 7"
-    assert told == [(0.0, said), (60.0, said)]
+    message = f"{tmp_path}: a trainer is at work there, process 7"
+    assert told == [(0.0, message), (60.0, message)]
 
 
 @pytest.mark.parametrize(

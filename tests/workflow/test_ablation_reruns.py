@@ -17,7 +17,7 @@ TWO = {
         "start": {"name": "naive", "label": "Naive", "training": {"bf16": False}},
         "steps": [{"name": "end", "label": "The plan", "as_planned": ["bf16"]}],
     },
-    "claims": [{"claim": "c", "by": "A", "said": "2x", "of": "plan", "to": "naive", "low": 2.0}],
+    "claims": [{"claim": "c", "by": "A", "output": "2x", "of": "plan", "to": "naive", "low": 2.0}],
 }
 LOOSE = {"name": "loose", "label": "Loose", "training": {"attention": "sdpa"}}
 ONE = {"variants": [LOOSE]}
@@ -83,8 +83,8 @@ def test_one_variant_can_be_requested(space: Workspace) -> None:
 def test_only_variants_that_tokenize_read_texts(space: Workspace) -> None:
     staged = {"name": "staged", "label": "Staged", "metric": "read_speed"}
     write(space, "more", {"variants": [{**LOOSE, "rows": "on_the_fly"}, staged]})
-    said = space.run("-n", "--logger-expertflow-snakemake", RECORD)
-    inputs = re.findall(r"input: (.*)\n    output: results/tiny/ablation/(\w+).json", said)
+    output = space.run("-n", "--logger-expertflow-snakemake", RECORD)
+    inputs = re.findall(r"input: (.*)\n    output: results/tiny/ablation/(\w+).json", output)
     by_name = {name: read for read, name in inputs}
     assert set(by_name) == {"loose", "staged"}
     assert "keep.arrow" in by_name["loose"] and "documents/sums" in by_name["loose"]

@@ -26,11 +26,11 @@ def test_stages_read_what_the_rules_read(finished: Workspace) -> None:
     targets = ("index.json", "tiny/bundle.tar")
     tuned = "experts={tiny: {training: {tuned: results/tiny/tuning.json}}}"
     settings = ("--config", "calibrate=true", "ablate=true", tuned)
-    said = finished.run(
+    output = finished.run(
         "--forceall", "--rulegraph", "dot", *(f"results/{name}" for name in targets), *settings
     )
-    nodes = dict(re.findall(r'(\d+)\[label = "(\w+)"', said))
-    edges = {(nodes[a], nodes[b]) for a, b in re.findall(r"(\d+) -> (\d+)", said)}
+    nodes = dict(re.findall(r'(\d+)\[label = "(\w+)"', output))
+    edges = {(nodes[a], nodes[b]) for a, b in re.findall(r"(\d+) -> (\d+)", output)}
     declared = {(read, stage.name) for stage in CHAIN for read in stage.reads.split()}
     assert edges == {edge for edge in declared if "generate_source" not in edge}
 
@@ -84,11 +84,11 @@ def test_the_default_target_makes_every_expert(clone: Workspace) -> None:
 
 @pytest.mark.chain
 def test_the_full_preset_is_planned_without_a_network(clone: Workspace) -> None:
-    said = clone.run("-n", "--config", "preset=full", HF_HUB_CACHE=str(clone.root / "no-cache"))
-    rules = Counter(re.findall(r"^would run  (\w+)", said, re.MULTILINE))
+    output = clone.run("-n", "--config", "preset=full", HF_HUB_CACHE=str(clone.root / "no-cache"))
+    rules = Counter(re.findall(r"^would run  (\w+)", output, re.MULTILINE))
     assert rules["build_report"] == rules["fetch_source"] == 8
     # A token job takes up to 16 document shards.
     assert (rules["prepare_shard"], rules["pretokenize_shard"]) == (68, 10)
-    assert "gretelai/synthetic_text_to_sql@main: revision not resolved yet" in said
+    assert "gretelai/synthetic_text_to_sql@main: revision not resolved yet" in output
     lock = (clone.root / "results" / "phase1a" / "sources.lock.json").read_text()
     assert '"n_shards": 32' in lock

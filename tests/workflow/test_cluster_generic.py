@@ -109,7 +109,7 @@ def start_training(space: Workspace, scheduler: Path, *program: object) -> "subp
         command += [f"--cluster-generic-{verb}-cmd", scheduler / verb]
     command += ["--seconds-between-status-checks", "1", "--max-status-checks-per-second", "10"]
     process = space.start(*command)
-    wait_for(lambda: checkpoints() - before, said="no state was written", during=process)
+    wait_for(lambda: checkpoints() - before, message="no state was written", during=process)
     return process
 
 
@@ -126,7 +126,7 @@ def test_jobs_end_with_snakemake_and_killed_ones_resume(space: Workspace, schedu
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0, output[-3000:]
     assert last_training(scheduler).with_suffix(".cancelled").exists(), output[-3000:]
-    wait_for(lambda: not alive(scheduler), said="a job outlived Snakemake")
+    wait_for(lambda: not alive(scheduler), message="a job outlived Snakemake")
     assert not (space.root / TARGET).exists()
 
     process = start_training(space, scheduler)
@@ -139,7 +139,7 @@ def test_jobs_end_with_snakemake_and_killed_ones_resume(space: Workspace, schedu
     assert killed.with_suffix(".code").read_text() != "0\n"
     first, second = space.record("training.json")["resumed_at_steps"]
     assert 0 < first < second < N_STEPS
-    wait_for(lambda: not alive(scheduler), said="a job outlived Snakemake")
+    wait_for(lambda: not alive(scheduler), message="a job outlived Snakemake")
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,8 @@ def run(place: Path, command: str, *, warm: bool = True) -> str:
         )  # fmt: skip
     # The page shows a wrong claim.
     is_found_wrong = done.returncode == 1 and "check_claims" in command and not done.stderr
-    said = done.stdout[-3000:] + done.stderr[-3000:]
-    assert done.returncode == 0 or is_found_wrong, f"{command}\n{said}"
+    output = done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0 or is_found_wrong, f"{command}\n{output}"
     return done.stdout + done.stderr
 
 
@@ -267,9 +267,9 @@ def test_commands_of_a_page_work(page: str, demo: Path, shared: Path, tmp_path: 
         given = " ".join(command.partition(" #")[0].split())
         for word, other in STANDS_FOR.items():
             given = given.replace(word, other)
-        said = run_once(place, given)
+        output = run_once(place, given)
         shown = PAGES[page].partition(f"$ {command}\n")[2].partition("```")[0]
-        assert shown in said
+        assert shown in output
     if page == "README.md":
         report = json.loads((place / "results" / "mine" / "report.json").read_text())
         assert report["run"]["preset"] == "full"
@@ -329,6 +329,6 @@ SEED = 32
 @pytest.mark.long
 @pytest.mark.parametrize("target", ["soak", "soak-chain"])
 def test_a_soak_of_one_round_ends_with_its_figures(target: str, clone: Path) -> None:
-    said = run(clone, f"make {target} MINUTES=0 SEED={SEED}")
-    figures = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+    output = run(clone, f"make {target} MINUTES=0 SEED={SEED}")
+    figures = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     assert (figures["seed"], figures["rounds"], figures["different"]) == (SEED, 1, 0)

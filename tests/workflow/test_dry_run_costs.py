@@ -67,9 +67,9 @@ def test_a_dry_run_ends_with_hours_and_dollars(mine: Workspace) -> None:
     assert [line.split()[0] for line in lines] == ["expert", "other", "tiny"]
     assert lines[1].endswith("no forecast; jobs in groups have none")
     bare = ("--workflow-profile", "none", "--resources", "gpu=1")
-    said = mine.run("-n", "results/tiny/report.json", *code, *bare)
-    assert TITLE not in said
-    assert "note: this dry run ends without hours and dollars; add --logger" in said
+    output = mine.run("-n", "results/tiny/report.json", *code, *bare)
+    assert TITLE not in output
+    assert "note: this dry run ends without hours and dollars; add --logger" in output
 
 
 def test_a_model_is_forecast_before_it_is_downloaded(mine: Workspace) -> None:

@@ -133,18 +133,18 @@ def fresh(tmp_path: Path) -> Workspace:
 
 def test_an_unusable_source(fresh: Workspace) -> None:
     rejected = "source sums: 5 of 5 records rejected: missing_field 5; first: data/sums.jsonl"
-    for text, said in (
+    for text, output in (
         ("", "data/sums.jsonl is empty"),
         ('{"question": "x", "answer": "y"}\n', "1 documents are too few to hold one out"),
         ('{"q": "x"}\n' * 5, rejected),
     ):
         (fresh.root / "data" / "sums.jsonl").write_text(text)
-        assert said in fresh.refused()
+        assert output in fresh.refused()
         assert not (fresh.root / REPORT).exists()
-    said = fresh.snakemake(REPORT, "--quiet", "all").stderr.splitlines()
-    assert [line for line in said if line.startswith("note: tiny: training on cpu should take ")]
-    assert said[-2:] == ["results/tiny/logs/deduplicate_documents.log", said[-1]]
-    assert said[-1].startswith(f"error: {rejected}")
+    output = fresh.snakemake(REPORT, "--quiet", "all").stderr.splitlines()
+    assert [line for line in output if line.startswith("note: tiny: training on cpu should take ")]
+    assert output[-2:] == ["results/tiny/logs/deduplicate_documents.log", output[-1]]
+    assert output[-1].startswith(f"error: {rejected}")
     rejects = fresh.root / "results" / "tiny" / "documents" / "sums" / "000.rejected.jsonl"
     assert len(rejects.read_text().splitlines()) == 5
 

@@ -41,8 +41,8 @@ def copied(finished: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Wor
 @pytest.fixture(scope="module")
 def calls(copied: Workspace) -> dict[str, str]:
     """Return the command of each stage in a complete run."""
-    said = copied.run("-n", "-p", "-F", "--logger-expertflow-snakemake", INDEX)
-    return {match[1]: match[0] for match in CALL.finditer(said) if "results/tiny/" in match[0]}
+    output = copied.run("-n", "-p", "-F", "--logger-expertflow-snakemake", INDEX)
+    return {match[1]: match[0] for match in CALL.finditer(output) if "results/tiny/" in match[0]}
 
 
 def read_file(space: Workspace, calls: dict[str, str], reader: str) -> tuple[int, list[str]]:
@@ -69,6 +69,6 @@ def test_no_flipped_byte_is_used(copied: Workspace, calls: dict[str, str], patte
     path.write_bytes(intact)
     name = path.relative_to(copied.root).as_posix()
     # A line may name the folder instead.
-    said = re.compile(rf"{name}|{Path(name).parent}( is damaged|: damaged, {path.name} )")
-    told = [line for line in lines if said.search(line) and "$EXPERTFLOW" not in line]
+    expected = re.compile(rf"{name}|{Path(name).parent}( is damaged|: damaged, {path.name} )")
+    told = [line for line in lines if expected.search(line) and "$EXPERTFLOW" not in line]
     assert code and any(fix in told[-1] for fix in FIXES), lines

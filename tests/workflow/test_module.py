@@ -51,9 +51,9 @@ def test_two_runs_at_once(mine: Workspace, finished: Workspace) -> None:
     line = mine.refused(*arguments, "--forcerun", "ef_build_report")
     assert f"tiny is being made by another run, process {first.pid} on " in line
     (mine.root / "go").touch()
-    said, _ = first.communicate()
-    assert first.returncode == 0, said
-    assert "our own start" in said and "held-out loss" in said
+    output, _ = first.communicate()
+    assert first.returncode == 0, output
+    assert "our own start" in output and "held-out loss" in output
     assert (mine.root / "copy.json").read_bytes() == (mine.root / REPORT).read_bytes()
     assert "Nothing to be done" in mine.run("-n", *arguments)
 

@@ -164,9 +164,9 @@ def test_a_training_that_diverges_is_tried_once(walked: Workspace) -> None:
 def test_the_advice_in_a_line_works(walked: Workspace, name: str) -> None:
     provoke, line, target = FAULTS[name]
     provoke(walked.root)
-    code, said = make(walked, target)
-    found = re.search(f"^error: .*{line}", said)
-    assert code == 1 and found, said
+    code, output = make(walked, target)
+    found = re.search(f"^error: .*{line}", output)
+    assert code == 1 and found, output
     walked.script(Path(found[1]).stem)
     assert make(walked, target) == (0, "")
 

@@ -83,14 +83,14 @@ def test_rows_are_complete_and_never_overwrite_a_folder(place: Path) -> None:
     from datasets import load_from_disk
 
     templates = ("--prompt", "{question}", "--completion", "{answer}")
-    code, said, problem = pretokenize(place, *templates, "--length", "64")
+    code, output, problem = pretokenize(place, *templates, "--length", "64")
     assert code == 0, problem
     packing = json.loads((place / "rows" / "packing.json").read_text())
     assert packing["train"]["n_documents"] + packing["held_out"]["n_documents"] == N_RECORDS
     table = load_from_disk(str(place / "rows" / "train"))
     assert len(table) == packing["train"]["n_sequences"]
     assert len(table[0]["input_ids"]) == packing["sequence_length_tokens"] == 64
-    assert f"{packing['train']['n_tokens']:,} tokens" in said
+    assert f"{packing['train']['n_tokens']:,} tokens" in output
     code, _, problem = pretokenize(place, *templates)
     assert (code, problem.count("\n")) == (1, 1)
     assert "rows already exists; choose another folder" in problem

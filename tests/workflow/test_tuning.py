@@ -36,8 +36,8 @@ def test_a_manifest_that_uses_it_makes_it_before_the_plan(space: Workspace) -> N
     space.write_manifest("tiny", manifest(tuned=FILE))
     calibrated = (REPORT, "--config", "calibrate=true")
     assert set(space.jobs(*calibrated)) == {"tune_expert", "calibrate_expert"} | AFTER
-    said = space.run("-n", *calibrated, "--logger-expertflow-snakemake")
-    assert said.count(f"--tuning {FILE}") == 2, "the plan and its calibration"
+    output = space.run("-n", *calibrated, "--logger-expertflow-snakemake")
+    assert output.count(f"--tuning {FILE}") == 2, "the plan and its calibration"
     # On its own it reads no plan.
     (space.root / PLAN).unlink()
     assert space.jobs(FILE) == {"tune_expert": 1}

@@ -33,6 +33,6 @@ def test_only_the_submitting_snakemake_retries(tmp_path: Path, mode: str, n_retr
     snakefile = ("-s", "workflow/remote.smk", "--mode", mode)
     done = space.snakemake(*snakefile, "--config", "retries=1", "--", "results/tiny/outcome.tar")
     assert done.returncode == 1
-    said = done.stdout + done.stderr
-    assert re.search("(failed|Error in rule)  ?train_bundle", said)
-    assert said.count("Trying to restart job") == n_retries
+    output = done.stdout + done.stderr
+    assert re.search("(failed|Error in rule)  ?train_bundle", output)
+    assert output.count("Trying to restart job") == n_retries

@@ -134,9 +134,9 @@ class Workspace(Record, frozen=True):
         return lines[0]
 
     def jobs(self, *arguments: str, **environment: str) -> Counter[str]:
-        said = self.run("-n", *arguments, **environment)
-        rules = Counter(RULE.findall(said))
-        assert rules or "Nothing to be done" in said
+        listed = self.run("-n", *arguments, **environment)
+        rules = Counter(RULE.findall(listed))
+        assert rules or "Nothing to be done" in listed
         return rules
 
     def planned(self, *arguments: str) -> set[str]:

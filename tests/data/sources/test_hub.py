@@ -162,8 +162,8 @@ def test_a_hub_that_fails_or_denies_access_is_one_line_with_the_fix(tmp_path: Pa
     with serving(Hub(served)) as hub:
         got = fetch(tmp_path, hub.endpoint, *({"id": name} for name in served), HF_TOKEN=TOKEN)
     for (_, expected), result in zip(changes.values(), got.results, strict=True):
-        said = result.get("error") or str(result["n_records"])
-        assert expected in said and "\n" not in said
+        message = result.get("error") or str(result["n_records"])
+        assert expected in message and "\n" not in message
     slow, down, *_ = got.results
     assert 0 < slow["waited_s"] < 60 and 0 < down["waited_s"] < 60
     assert got.results[-1]["error"].endswith("free some, or set HF_HOME to another disk")
@@ -224,9 +224,9 @@ def test_a_missing_choice_is_named_with_the_available_ones(tmp_path: Path) -> No
     with serving(Hub({name: Repository(f) for name, f in repositories.items()})) as hub:
         got = fetch(tmp_path, hub.endpoint, *(choice for choice, _ in wanted)).results
     for (choice, expected), result in zip(wanted, got, strict=True):
-        said = result.get("error") or str(sum(result["n_records"]))
-        assert expected in said, f"{choice}: {said}"
-        assert "\n" not in said
+        message = result.get("error") or str(sum(result["n_records"]))
+        assert expected in message, f"{choice}: {message}"
+        assert "\n" not in message
     # A card that is lost later is still required.
     folder = tmp_path / "hub" / "datasets--someone--sums"
     (folder / "snapshots" / COMMIT / "README.md").unlink()
@@ -298,8 +298,8 @@ def test_a_full_disk_is_one_line_and_messages_contain_no_secret() -> None:
         "GET https://cdn.example/blob?Signature=abc.def&Key=1 failed",
         "https://me:abc.def@hub.example/x",
     ):
-        said = hub_errors.explain_error(source(), ValueError(text))
-        assert "[hidden]" in said and TOKEN not in said and "abc.def" not in said
+        message = hub_errors.explain_error(source(), ValueError(text))
+        assert "[hidden]" in message and TOKEN not in message and "abc.def" not in message
 
 
 COMMITS = ["a" * 40, "b" * 40]
