@@ -74,7 +74,7 @@ def test_a_fault_is_a_short_encodable_text() -> None:
         ("[]", "an object, true or false"),
         ('{"type": "nothing"}', "is not valid"),
         ('{"$ref": "#/$defs/missing"}', "missing"),
-        ('{"$ref": "#"}', "refers to itself without end"),
+        ('{"$ref": "#"}', "refers to itself endlessly"),
         ('{"type": "object", "patternProperties": {"(": {}}}', "missing )"),
         ('{"x": {"type": "nothing"}, "$ref": "#/x"}', "there is no type 'nothing'"),
         ('{"x": {"properties": 3}, "$ref": "#/x"}', "schema is unusable"),

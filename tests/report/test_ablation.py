@@ -94,7 +94,7 @@ def test_a_ladder_starts_where_something_was_measured() -> None:
     assert (found.level, found.answer) == ("bad", "Nothing was measured.")
     assert SHORT in found.sentence and in_a_line(record) == "Nothing was measured"
     text = text_of(render_ablation(record))
-    assert "No rung was measured." in text and "hold no claims" in text
+    assert "No rung was measured." in text and "contain no claims" in text
 
 
 def test_faster_needs_certainty_and_an_equal_loss() -> None:
@@ -174,7 +174,7 @@ def test_the_report_has_the_full_record_its_page_a_section_and_the_terminal_a_li
     compare_with_golden("comparison.txt", lines_of(shown))
     assert 'href="ablation.html"' in shown and "ablation.html" not in GPU.page
     line = dict(summary_rows(report, html_path=Path("x")))["ablation"]
-    assert line.startswith("plan \u00d732.3 (31.9 to 32.6) beside \u201cNaive loop")
+    assert line.startswith("plan \u00d732.3 (31.9 to 32.6) against \u201cNaive loop")
     assert "claims: 1 as claimed" in line
     assert "ablation" not in dict(summary_rows(GPU.report, html_path=Path("x")))
 
@@ -203,7 +203,7 @@ def test_the_largest_switch_that_slows_the_plan_is_priced() -> None:
     bars = tuple(bar(f"x{i}", f"change {i}", 1.1 + i / 10) for i in range(3))
     found = _finding(_report(GPU.inputs, _ladder(singles=bars, gpu_name=name)))
     assert "with \u201cchange 2\u201d" in found.evidence
-    assert "so are \u201cchange 1\u201d, \u201cchange 0\u201d" in found.evidence
+    assert "also faster: \u201cchange 1\u201d, \u201cchange 0\u201d" in found.evidence
     odd = _ladder(singles=(bar("x", "x", 1.2, is_sane=False),), gpu_name=name)
     assert not list(find_slow_settings(_report(GPU.inputs, odd)))
 

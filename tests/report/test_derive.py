@@ -116,7 +116,7 @@ def sampled(h2d_s: float, forward_s: float, backward_s: float, optimizer_s: floa
 
 RETRY = MemoryRetry(after_step=0, micro_batch_size=8, n_accumulation_steps=4, message="short")
 LONG, NO_TIME = sampled(0.0, 0.3, 9.0, 0.1), sampled(0.0, 0.0, 0.0, 0.0)
-THROWN_AWAY = "work that was thrown away is not timed"
+THROWN_AWAY = "discarded work is not timed"
 
 
 @pytest.mark.parametrize(

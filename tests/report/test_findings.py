@@ -208,7 +208,9 @@ def test_acceptance() -> None:
     assert (result.verdict, result.value) == ("not measured", None)
     assert result.reason == "no NVIDIA driver on this machine"
     for path, value in (("cost.eur", 1), ("run.preset", 3), ("cost", 3)):
-        with pytest.raises(ConfigError, match=rf"'{path}.{{,160}}; (workflow/schemas|name one)"):
+        with pytest.raises(
+            ConfigError, match=rf"'{path}.{{,160}}; (see workflow/schemas|use a single)"
+        ):
             judge(CPU, path, "<", value)
     bar = AcceptanceRule(path="verdict.learned", op="==", value="yes")
     with pytest.raises(ConfigError, match="no path 'verdict"):

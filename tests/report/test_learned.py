@@ -42,7 +42,7 @@ def test_the_paired_change_decides() -> None:
     assert "Held-out loss fell from 1.874 to 0.566" in unclear.sentence
     for difference, why in ((0.025, "too few of the 200"), (0.03, "too few groups of the 200")):
         found = verdict(_with_metric(difference=difference, ci95=[0.01, 0.04], change=SAME))
-        assert f"{why} differ to decide it" in found.sentence
+        assert f"{why} differ to be conclusive" in found.sentence
     nearest = {"difference": -0.02, "ci95": (-0.04, -0.01), "change": SAME}
     few = changed(GPU.report, {f"evaluation.baselines.2.change.{k}": v for k, v in nearest.items()})
     rows = dict(summary_rows(few, html_path=Path("x")))
@@ -76,9 +76,9 @@ def test_the_loss_decides() -> None:
     bare = made_up.make_bare(before=1.874, after=0.566)
     one = replace(bare, changes=(), unavailable={"changes": "there is one document only"})
     for record, answer, said in (
-        (bare, "yes", "Held-out loss fell from 1.874 to 0.566 nats a token on 200 held-out doc"),
+        (bare, "yes", "Held-out loss fell from 1.874 to 0.566 nats per token on 200 held-out doc"),
         (made_up.make_bare(before=1.874, after=1.88), "unclear",
-         "1.880 nats a token on 200 held-out documents: no measurable change"),
+         "1.880 nats per token on 200 held-out documents: no measurable change"),
         (one, "unclear", "There is one document only. Held-out loss went from 1.874"),
         (made_up.not_scored(CPU.inputs.evaluation, "no Node"), "unclear",
          "The task was not scored: no Node. Held-out loss fell"),
@@ -87,12 +87,12 @@ def test_the_loss_decides() -> None:
         assert found.learned == answer and said in found.sentence
 
 
-@pytest.mark.parametrize(("n", "answer"), [(5, learned.TOO_FEW), (6, "Not shown.")])
+@pytest.mark.parametrize(("n", "answer"), [(5, learned.TOO_FEW), (6, "Inconclusive.")])
 def test_too_few_held_out_documents_are_reported_as_such(n: int, answer: str) -> None:
     report = _with_metric(difference=0.1, ci95=[-0.1, 0.3], change=SAME)
     few = verdict(changed(report, {"evaluation.held_out_documents": n}))
     assert few.answer == answer
-    assert few.sentence.count("It takes at least 6 to show a change") == (n < 6)
+    assert few.sentence.count("At least 6 are needed to show a change") == (n < 6)
 
 
 def test_the_number_of_questions_by_hand() -> None:
@@ -131,7 +131,7 @@ def test_the_verdict_says_what_qualifies_it() -> None:
         (losses(6.1, 2.0, 1.5, 1.52), "overfitted", False),
         (by_loss, "so the change is optimistic", True),
         (by_loss | one_choice, "optimistic", False),
-        ({"evaluation": alone}, f"No answer without a model was compared with it: {few}.", True),
+        ({"evaluation": alone}, f"It was not compared with answers without a model: {few}.", True),
         ({"evaluation": {**alone, "unavailable": unasked}}, "was compared", False),
     ):
         found = CPU.report_with(**changes).verdict
@@ -188,7 +188,7 @@ def test_reasons_of_the_record_are_passed_on() -> None:
 
 
 def _answers(page: str) -> dict[str, str]:
-    table = page.split("What follows from it")[1].split("</table>")[0]
+    table = page.split("Conclusions")[1].split("</table>")[0]
     rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td></tr>", table)
     return {label: text.replace("\u00a0", " ").replace("&nbsp;", " ") for label, text in rows}
 
@@ -199,7 +199,7 @@ def test_the_page_states_what_was_not_comparable() -> None:
     before = replace(DONE.before, score=DONE.after.score)
     alike = replace(DONE, before=before, changes=(DONE.changes[0], same))
     said = _answers(_report(alike)[1])["Against the untrained model"]
-    assert "0.0 points (no interval: all differ alike)" in said
+    assert "0.0 points (no interval: all differ equally)" in said
     # An earlier run of other questions says so.
     earlier = made_up.earlier(0.0, SAME)
     earlier = replace(earlier, n_shared_questions=0, value_fraction=None, change=None)
@@ -225,5 +225,5 @@ def test_with_only_a_loss_nothing_else_is_shown_and_significance_is_stated() -> 
     assert first["change"]["change"] == "better" and first["best_baseline"]["name"] == "nearest"
     assert second["change"]["quantity"] == "held_out_loss" and second["best_baseline"] is None
     of_bare = dict(summary_rows(bare, html_path=Path("x")))
-    assert of_bare["change"].startswith("better: \u22124.090 nats a token")
+    assert of_bare["change"].startswith("better: \u22124.090 nats per token")
     assert not [label for label in of_bare if label.startswith("against")]

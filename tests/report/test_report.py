@@ -54,9 +54,9 @@ TRAINING, HARDWARE = "training_report.training", "training_report.hardware"
          "denied"),
         ("training", {"sampled_steps": None, "unavailable": {"sampled_steps": "too few steps"}},
          "time.forward_s", "too few steps"),
-        ("training", {"gpu_name": None}, f"{HARDWARE}.gpu.name", "did not tell the card's name"),
+        ("training", {"gpu_name": None}, f"{HARDWARE}.gpu.name", "did not report the card's name"),
         ("training", {"epoch_summaries": LAST_WITHOUT_LOSS},
-         f"{TRAINING}.epoch_summaries[1].eval_loss", "no evaluation fell into this epoch"),
+         f"{TRAINING}.epoch_summaries[1].eval_loss", "no evaluation was run in this epoch"),
     ],
 )  # fmt: skip
 def test_a_missing_figure_has_a_reason(record: str, changes: Any, path: str, reason: str) -> None:
@@ -90,7 +90,7 @@ FAULTS = [
     ("data.trained_tokens", 86_400_001, "tokens add up to 86,400,000, not to 86,400,001"),
     (f"{TRAINING}.steps", 1_799, "epoch_summaries: steps add up to 1,800, not to 1,799"),
     ("data.useful_tokens", 43_200_001, "epoch_summaries[0].tokens: 43,200,000 in 900 of 900"),
-    ("findings.0.worth_usd", 9.0, "findings: worth $9"),
+    ("findings.0.worth_usd", 9.0, "findings: together worth $9"),
     ("plan.save_hours", 0.5, "plan.hours: is 0.73"),
     ("bill.between_jobs_s", 60.0, "bill.machine: stages"),
     ("plan.memory.step_bytes", 1, "plan.memory_peak_bytes"),
@@ -108,21 +108,29 @@ EVALUATION_FAULTS = [
     ("after.ci95", [0.62, 0.7], "after.value_fraction: 0.61 is outside its interval"),
     ("after.held_out_loss_ci95", [0.6, 0.7], "held_out_loss: 0.566 is outside its interval"),
     ("after.n_cut_off", 201, "after.n_cut_off: more than the 200"),
-    ("changes.1.difference", 0.55, "changes[1].difference: 0.55 is not 0.61 less 0.045"),
-    ("changes.0.difference", -1.3, "changes[0].difference: -1.3 is not 0.566 less 1.874"),
+    ("changes.1.difference", 0.55, "changes[1].difference: 0.55 is not 0.61 minus 0.045"),
+    ("changes.0.difference", -1.3, "changes[0].difference: -1.3 is not 0.566 minus 1.874"),
     ("changes.1.ci95", [0.6, 0.7], "changes[1].difference: 0.565 is outside"),
-    ("changes.0.change", "worse", "changes[0].change: 'worse', the interval says 'better'"),
+    ("changes.0.change", "worse", "changes[0].change: 'worse', but the interval says 'better'"),
     ("changes.1.n", 199, "changes[1].n: 199, but 200 were asked"),
-    ("baselines.2.change.difference", 0.31, "[2].change.difference: 0.31 is not 0.61 less 0.31"),
-    ("baselines.0.value_fraction", None, "baselines[0].change: a change of what was not measured"),
+    ("baselines.2.change.difference", 0.31, "[2].change.difference: 0.31 is not 0.61 minus 0.31"),
+    (
+        "baselines.0.value_fraction",
+        None,
+        "baselines[0].change: a change of a figure that was not measured",
+    ),
     ("baselines.0.n_examples", 100, "baselines[0].n_by_kind"),
-    ("earlier.change.change", "worse", "'worse', the interval says 'no measurable change'"),
-    ("published.step", 1800, "published.candidates: published is step 1800, marked are [1200]"),
-    ("published.candidates.2.published", True, "step 1200, marked are [1200, 1800]"),
+    ("earlier.change.change", "worse", "'worse', but the interval says 'no measurable change'"),
+    ("published.step", 1800, "published.candidates: step 1800 is published, but [1200] are marked"),
+    (
+        "published.candidates.2.published",
+        True,
+        "step 1200 is published, but [1200, 1800] are marked",
+    ),
     ("published.n_questions", 90, "published.candidates[0].n_examples: 100, not the 90"),
     ("judge.n_pairs", 60, "judge: 50 verdicts (12 ties, 4 of them inconsistent) and 1 failures"),
     ("judge.n_inconsistent", 13, "judge: 50 verdicts (12 ties, 13 of them inconsistent)"),
-    ("judge.win_fraction", 0.7, "judge.win_fraction: 0.7, the verdicts say 0.74"),
+    ("judge.win_fraction", 0.7, "judge.win_fraction: 0.7, but the verdicts give 0.74"),
     ("earlier", None, "evaluation.earlier: null without a reason"),
 ]
 
@@ -177,7 +185,7 @@ def test_part_of_an_epoch_holds_at_most_its_rows() -> None:
     with pytest.raises(DataError, match=r"epoch_summaries\[1\]\.tokens: 4,915,201 in 100 of 900"):
         check_epochs(report)
     held_out = replace(GPU.inputs.packing.held_out, sha256="00" * 32)
-    with pytest.raises(DataError, match="other rows than packing"):
+    with pytest.raises(DataError, match="different rows than packing"):
         check_against_records(GPU.report, GPU.change(packing={"held_out": held_out}))
 
 
@@ -238,7 +246,7 @@ def test_inputs_survive_a_round_trip_and_those_of_another_expert_are_rejected(
     _write(tmp_path, CPU.inputs)
     assert read_inputs(CPU.inputs.spec, tmp_path, ledger=tmp_path / "ledger.json") == CPU.inputs
     write_record(tmp_path / "export.json", replace(CPU.inputs.export, expert="expert-json"))
-    with pytest.raises(DataError, match=r"export: is about expert 'expert-json'"):
+    with pytest.raises(DataError, match=r"export: is for expert 'expert-json'"):
         read_inputs(CPU.inputs.spec, tmp_path, ledger=tmp_path / "ledger.json")
 
 

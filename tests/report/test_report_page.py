@@ -126,7 +126,7 @@ def test_parts_without_content_are_left_out() -> None:
     })  # fmt: skip
     page = render_page(report, GPU.short)
     reading.Outline(page)
-    for text in ("The same work", "Claims, held", "Device memory", "From sources to report"):
+    for text in ("The same work", "Claims, checked", "Device memory", "From sources to report"):
         assert text not in page and text in GPU.page
     assert "No readings were taken." in page and "No readings were taken." not in GPU.page
 
@@ -144,7 +144,7 @@ def test_rows_state_whether_the_band_held_and_omit_missing_readings() -> None:
     dear = {"plan_against_actual.4.actual": 99.0}
     page = render_page(reading.changed(GPU.report, {**bare, **dear}), GPU.short)
     assert "outside the band" in _rows(page, '<section id="plan">')["Cost"]
-    assert "never" in _rows(page, "The machine in figures")["Held back"]
+    assert "never" in _rows(page, "The machine in figures")["Throttled"]
     assert "processor" not in _rows(page, "What this report was made from")
 
 
@@ -195,7 +195,7 @@ def test_missing_parts_of_a_profile_are_stated() -> None:
     report, page = page_of(profile=replace(make_profile(), **changes, **dict.fromkeys(missing)))
     assert report.unavailable["profile.overhead_fraction"] == "none came before"
     assert report.unavailable["profile.trace"] == "it is too large"
-    for text in ("No trace: it is too large.", "that each spent itself", "<th>operator</th>",
+    for text in ("No trace: it is too large.", "by self time", "<th>operator</th>",
                  "At most 2 of the 5 steps asked for.", "Longest operators"):  # fmt: skip
         assert text in page
 

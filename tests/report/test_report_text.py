@@ -42,7 +42,7 @@ from expertflow.report.summary import print_summary
         (f.factor(0.834), "\u00d70.834"), (f.factor(12.34), "\u00d712.3"),
         (f.short_time(0.00042), "420 \u00b5s"), (f.short_hash("9d" * 32), "9d9d9d9d9d9d9d9d\u2026"),
         (f.hold("95 % of 12 min"), "95 % of 12 min"),
-        (f.clip("\n" * 64, 100), "(64 blanks and line breaks)"), (f.clip("", 100), "(nothing)"),
+        (f.clip("\n" * 64, 100), "(64 whitespace characters)"), (f.clip("", 100), "(empty)"),
         (f.clip("abcdef", 4), "abcd… (2 more characters)"),
     ],
 )  # fmt: skip
@@ -112,8 +112,8 @@ def _run(script: str, report: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     [
         (None, "there is no report; run snakemake"),
         ("{", "not JSON"),
-        ("[]", "older or damaged"),
-        ('{"schema_version": 1}', "older or damaged"),
+        ("[]", "outdated or damaged"),
+        ('{"schema_version": 1}', "outdated or damaged"),
     ],
 )
 def test_an_unreadable_report_is_one_line(

@@ -1,7 +1,7 @@
 """Read an ablation: ladders up to the plan with the gain of each step, and single changes.
 
-Speeds are the plan's times the ratio of each variant's pairs. A machine that slows down between two
-variants then distorts no step, and the steps of a ladder multiply to the total.
+Speeds are the plan's, times the ratio of each variant's pairs. A machine that slows down between
+two variants then distorts no step, and the steps of a ladder multiply to the total.
 """
 
 import math
@@ -15,7 +15,7 @@ IS_PLAN = "is the plan"
 # The plan compared with itself needs no measurement.
 SAME = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
 # What a ratio measures where it is not training speed.
-METRICS = {"tokens_per_s": "", "hours": "hours of a whole run", "read_speed": "reading the rows"}
+METRICS = {"tokens_per_s": "", "hours": "hours of an entire run", "read_speed": "reading the rows"}
 PLAN_LABEL = "the plan"
 # Smallest gain reported as one: intervals over a few repeats do not cover day-to-day drift.
 NOTABLE = 1.03
@@ -70,7 +70,7 @@ def label_bar(bar: Bar) -> str:
 
 def is_faster(bar: Bar) -> bool:
     ratio, is_speed = bar.ratio, bar.metric == "tokens_per_s"
-    # Null: the losses were not compared, which speaks against nothing.
+    # Null: the losses were not compared, which is no objection.
     return is_speed and ratio is not None and ratio.low > NOTABLE and bar.is_sane is not False
 
 
@@ -105,7 +105,7 @@ def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Lad
     last: Estimate | None = None
     for bar in rungs:
         steps.append(_step(bar, last, plan_tokens_per_s))
-        # A rung that was not measured is left out: the next one stands beside the one before it.
+        # A rung that was not measured is left out: the next one follows the one before it.
         last = rung_ratio(bar) or last
     steps.append(
         Step(
@@ -118,7 +118,7 @@ def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Lad
     )
     start = next(step for step in steps if step.tokens_per_s is not None)
     whole = divide_estimates(SAME, known[0])
-    # A step may be of pairs of its own: they have to tell the same as the ratios to the plan.
+    # A step may have its own pairs: they must agree with the ratios to the plan.
     product = math.prod(step.factor.value for step in steps if step.factor)
     if abs(product / whole.value - 1) > AGREE_FRACTION:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Render ablation.html: what every switch gains on this machine, beside what was claimed.
+"""Render ablation.html: what each switch gains on this machine, next to what was claimed.
 
 Names and claims come from untrusted files: the template escapes them, and charts draw them as SVG
 text, which is escaped too.
@@ -31,7 +31,7 @@ class AblationAnswer(NamedTuple):
 
 
 class VariantColumn(NamedTuple):
-    """A figure of each variant; ``why`` is the reason where there is none."""
+    """A figure of each variant; ``why`` is the reason if there is none."""
 
     name: str
     field: str
@@ -67,9 +67,9 @@ def show_comparison(record: AblationRecord) -> dict[str, object]:
 
     ladders, no_ladder = facts.build_ladders(record), ""
     if not record.ladders:
-        no_ladder = "No ladder is in the lists that were run (ablation.files)."
+        no_ladder = "The lists that were run (ablation.files) contain no ladder."
     elif not ladders:
-        # The ladder is there and says nothing: each rung has its reason.
+        # There is a ladder without figures: each rung has its reason.
         rungs = {name for names in record.ladders for name in names}
         reasons = [f"{bar.label}: {bar.reason}" for bar in record.bars if bar.name in rungs]
         no_ladder = f"No rung was measured. {'; '.join(reasons)}"
@@ -93,10 +93,10 @@ def judge_ablation(record: AblationRecord) -> AblationAnswer:
         return AblationAnswer("bad", "Nothing was measured.", why)
     sentences = [] if ladder is None else _worth(record, ladder)
     worst, ratio = min(measured, key=lambda item: item[1].value, default=(None, None))
-    # Only where the whole interval is slower than the plan.
+    # Only if the entire interval is slower than the plan.
     if worst and ratio and ratio.high < 1:
         sentences.append(
-            f"Of single changes, {quote(worst.label)} costs most:"
+            f"Of the single changes, {quote(worst.label)} costs the most:"
             f" {f.factor(ratio.value)} of the plan\u2019s speed."
         )
     if faster:
@@ -126,16 +126,16 @@ def _answer(ladder: Ladder | None, *, n_faster: int) -> str:
 def _worth(record: AblationRecord, ladder: Ladder) -> list[str]:
     where = record.gpu_name or record.machine or record.hardware
     start, end = ladder.start.tokens_per_s or 0.0, ladder.steps[-1].tokens_per_s or 0.0
-    said = [
-        f"On {where} the plan trains {f.short(end)} useful tokens a second,"
+    sentences = [
+        f"On {where}, the plan trains {f.short(end)} useful tokens per second,"
         f" {quote(ladder.start.label)} {f.short(start)}:"
         f" {f.factor(ladder.whole.value)} ({format_interval(ladder.whole)})."
     ]
-    # There is one: a telling ladder has a step that counts.
+    # There is one, because a telling ladder has a step that counts.
     label, worth = facts.steps_that_count(ladder)[0]
     if worth.low > 1:
-        said.append(f"The largest step is {quote(label)} ({f.factor(worth.value)}).")
-    return said
+        sentences.append(f"The largest step is {quote(label)} ({f.factor(worth.value)}).")
+    return sentences
 
 
 def _listed(texts: Sequence[str], between: str = "; ") -> str:
@@ -170,8 +170,8 @@ def make_ablation_tiles(record: AblationRecord) -> tuple[Tile, ...]:
     return (
         Tile("Useful tokens/s", speed, note or "the plan, padding not counted"),
         against,
-        Tile("A million tokens", price, dearer),
-        Tile("Claims", f"{n_claims or 'none'}", counts or "no list of claims was asked for"),
+        Tile("Cost per million tokens", price, dearer),
+        Tile("Claims", f"{n_claims or 'none'}", counts or "no list of claims was requested"),
     )
 
 
@@ -180,7 +180,7 @@ def in_a_line(record: AblationRecord) -> str:
     parts = [judge_ablation(record).answer.rstrip(".")]
     if ladder := facts.find_telling_ladder(record):
         whole, start = ladder.whole, quote(ladder.start.label)
-        parts = [f"plan {f.factor(whole.value)} ({format_interval(whole)}) beside {start}"]
+        parts = [f"plan {f.factor(whole.value)} ({format_interval(whole)}) against {start}"]
     if faster:
         parts.append(f"faster than the plan: {_listed(faster[::-1], ', ')}")
     if record.claims:
@@ -199,14 +199,14 @@ def _groups(record: AblationRecord) -> list[tuple[str, Sequence[Bar]]]:
         if names
     ]
     single = facts.single_changes(record)
-    return [*groups, ("one change each", single)] if single else groups
+    return [*groups, ("single changes", single)] if single else groups
 
 
 def _columns(record: AblationRecord) -> tuple[VariantColumn, ...]:
     no_price, no_memory = record.unavailable.get(NO_PRICE, NOT_MEASURED), NOT_MEASURED
     if record.device == "cpu":
-        # Of a CPU run the whole process would be counted, torch included.
-        no_memory = "a CPU has no memory of its own; the host's is not the variant's alone"
+        # On a CPU the entire process would be counted, torch included.
+        no_memory = "a CPU has no device memory; the host's is not the variant's alone"
     return (
         VariantColumn("tokens/s", "tokens_per_s", "short"),
         VariantColumn("$/M tokens", NO_PRICE, "usd_rate", no_price),

@@ -1,8 +1,8 @@
-"""Reckon the whole bill of a result: every job of the chain, and the times without one.
+"""Calculate the complete bill of a result: every job of the chain, and the time between them.
 
-Jobs lie on one line of time. Where none ran for more than ``PAUSE_S``, nobody waited for the next:
-such a pause counts for nothing. Seconds of jobs, plus those between jobs, less those in which
-several ran, are the seconds of the line.
+Jobs lie on one timeline. If none ran for more than ``PAUSE_S``, nobody waited for the next: such a
+pause does not count. Seconds of jobs, plus those between jobs, minus those in which several ran,
+are the seconds of the timeline.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from expertflow.report.run_records import Bill, LostAttempts, MachineTime, Stage
 
 PAUSE_S = 3600.0
 NO_CARD = "no card was used: the plan is for the CPU"
-# Jobs closer than this share of the line are drawn as one.
+# Jobs closer than this share of the timeline are drawn as one.
 LEAST_GAP_PERCENT = 0.3
 Jobs = Sequence[tuple[Attempt, ...]]
 
@@ -31,7 +31,7 @@ def build_bill(inputs: ReportInputs) -> Measured[Bill]:
     jobs = inputs.attempts
     trained = jobs.get("train_expert")
     if not trained:
-        return Missing("training was not run by the workflow, which records the times of jobs")
+        return Missing("training was not run by the workflow, which records job times")
     attempts = [attempt for found in jobs.values() for job in found for attempt in job]
     lines = join_intervals(map(interval, attempts), PAUSE_S)
     busy_s, wall_s = total_s(join_intervals(map(interval, attempts))), total_s(lines)
@@ -84,7 +84,7 @@ def _price(inputs: ReportInputs, duration_s: float) -> Measured[float]:
 def _machine_usd(
     inputs: ReportInputs, machine: str, lines: Sequence[Interval]
 ) -> tuple[Measured[float], str]:
-    """Return what the machine that trained cost, and who says so: the guard where one ran."""
+    """Return what the machine that trained cost, and the source: the guard, if one ran."""
     sessions = [
         session
         for session in inputs.ledger.sessions
@@ -95,14 +95,14 @@ def _machine_usd(
         minutes = inputs.plan.cost.billing_minutes
         hours = sum(round_up_hours((end_s - start_s) / 3600, minutes) for start_s, end_s in lines)
         return _price(inputs, 3600 * hours), "the price per hour, from the first job to the last"
-    # The guard writes its ledger now and then, and its last session goes on.
+    # The guard writes its ledger periodically, and its last session continues.
     sessions[-1] = replace(sessions[-1], end_s=max(sessions[-1].end_s, lines[-1][1]))
     usd = sum(_paid_s(session, lines) / 3600 * session.usd_per_hour for session in sessions)
-    return usd, "the guard's ledger, while jobs of this result ran and before the first of them"
+    return usd, "the guard's ledger, while this result's jobs ran and before the first one"
 
 
 def _overlapping(session: PaidSession, lines: Sequence[Interval]) -> list[Interval]:
-    """Return the parts of the lines that lie in a session."""
+    """Return the parts of the lines that are in a session."""
     return [
         (max(start_s, session.start_s), min(end_s, session.end_s))
         for start_s, end_s in lines
@@ -119,7 +119,7 @@ def _paid_s(session: PaidSession, lines: Sequence[Interval]) -> float:
 
 
 def _failed(jobs: Jobs) -> list[Attempt]:
-    """Return the attempts that another one followed."""
+    """Return the attempts that were followed by another."""
     return [attempt for job in jobs for attempt in job[:-1]]
 
 
@@ -127,17 +127,17 @@ def _lost(inputs: ReportInputs, name: str, jobs: Jobs) -> LostAttempts:
     failed = _failed(jobs)
     lost_s, what = sum(map(seconds, failed)), f"{name}: attempts that ended early"
     if name == "train_expert":
-        # Every session started up, and all work that counts is in the clock, whoever did it.
+        # Every session started up, and all work that counts is on the clock, whichever did it.
         time, n_sessions = inputs.training.time, inputs.training.n_sessions
         worked_s = time.wall_s - time.other_s - time.startup_s + time.startup_s / n_sessions
         resumed_s = max(0.0, worked_s - seconds(jobs[0][-1]))
-        lost_s, what = max(0.0, lost_s - resumed_s), f"{what}, less the work that was resumed"
+        lost_s, what = max(0.0, lost_s - resumed_s), f"{what}, minus the work that was resumed"
     usd = _price(inputs, lost_s)
     return LostAttempts(what=what, attempts=len(failed), wall_s=lost_s, usd=usd)
 
 
 class BillRow(NamedTuple):
-    """A stage on the page: where its jobs ran, as (left, width, color) in percent of the line."""
+    """A stage on the page: where its jobs ran, as (left, width, color) in percent."""
 
     stage: StageBill
     bars: list[tuple[float, float, str]]
@@ -148,7 +148,7 @@ def draw_bill(bill: Bill, inputs: ReportInputs) -> list[BillRow]:
     lines, rows = join_intervals(map(interval, everything), PAUSE_S), []
     per_s = 100 / bill.machine.wall_s
 
-    # Percent of the line, on which pauses have no length.
+    # Percent of the timeline, on which pauses have no length.
     def place(time_s: float) -> float:
         return per_s * sum(
             min(end_s, time_s) - start_s for start_s, end_s in lines if start_s < time_s
@@ -157,10 +157,10 @@ def draw_bill(bill: Bill, inputs: ReportInputs) -> list[BillRow]:
     for stage in bill.stages:
         jobs, bars = inputs.attempts.get(stage.stage, ()), []
         lost, done = _failed(jobs), [job[-1] for job in jobs]
-        # A job asks for a card where the plan is for the CPU, too.
+        # A job requests a card even if the plan is for the CPU.
         on_card = any(attempt.n_cards for attempt in done) and inputs.plan.gpu
         for attempts, color in ((done, "blue" if on_card else "gray"), (lost, "red")):
-            # Hundreds of shards would be hundreds of bars of a pixel.
+            # Hundreds of shards would be hundreds of one-pixel bars.
             joined = join_intervals(map(interval, attempts), LEAST_GAP_PERCENT / per_s)
             bars += [(place(a), place(b) - place(a), color) for a, b in joined]
         rows.append(BillRow(stage, bars))
@@ -176,7 +176,7 @@ def seconds(attempt: Attempt) -> float:
 
 
 def join_intervals(intervals: Iterable[Interval], apart_s: float = 0.0) -> list[Interval]:
-    """Join intervals that overlap or lie at most ``apart_s`` apart; in order.
+    """Join intervals that overlap or are at most ``apart_s`` apart; in order.
 
     >>> join_intervals([(5, 6), (0, 2), (1, 3)], 1.0)
     [(0, 3), (5, 6)]

@@ -25,13 +25,13 @@ from expertflow.staging.records import Staged
 
 N_KERNELS = 15
 MFU_CONVENTION = (
-    "MFU: FLOPs that the model needs for its useful tokens, over the seconds of stepping (saves,"
-    " evaluation and start-up left out) and the dense peak of all devices at the precision used;"
-    " HFU adds what activation checkpointing computes again"
+    "MFU: FLOPs that the model needs for its useful tokens, over the seconds of stepping (without"
+    " saves, evaluation and startup) and the dense peak of all devices at the precision used;"
+    " HFU adds what activation checkpointing recomputes"
 )
-NOT_HANDED = {
+NOT_PASSED = {
     "git": "the workflow is not in a git checkout",
-    **dict.fromkeys(("lockfile_sha256", "command", "host_hash"), "not handed to the report"),
+    **dict.fromkeys(("lockfile_sha256", "command", "host_hash"), "not passed to the report"),
 }
 
 
@@ -136,7 +136,7 @@ def _data(inputs: ReportInputs) -> r.Data:
         sources.append(
             fill(
                 r.Source,
-                # Before the source, which does not count what ``where`` leaves out, or at all.
+                # Before the source, which does not count what ``where`` excludes, or at all.
                 found,
                 source,
                 why=no_source,
@@ -145,7 +145,7 @@ def _data(inputs: ReportInputs) -> r.Data:
                 n_left_out=n_left_out,
             )
         )
-    # As run, over all epochs; ``fill_fraction`` is that of the rows as packed.
+    # As run, over all epochs; ``fill_fraction`` is for the rows as packed.
     n_seen = training.n_tokens + training.n_padding_tokens
     no_rows = "no rows were packed"
     return fill(
@@ -189,7 +189,7 @@ def _training_parameters(inputs: ReportInputs) -> r.TrainingParameters:
         bf16=training.precision == "bf16",
         fp16=training.precision == "fp16",
         attention=training.attention,
-        why={name_of(TrainPlan.patience): "the run was not to stop early"},
+        why={name_of(TrainPlan.patience): "early stopping was not enabled"},
         seed=training.seed,
     )
 
@@ -214,8 +214,10 @@ def _throughput(inputs: ReportInputs) -> r.Throughput:
 def _cost(inputs: ReportInputs) -> r.Cost:
     training, cost = inputs.training, inputs.plan.cost
     of_guard = cost.price_usd_per_hour is None and inputs.ledger.sessions
-    # Sessions of the guard hold a price, and no date of it.
-    no_date = "the guard was given the price" if of_guard else "the price has no date"
+    # Sessions of the guard have a price, but no date for it.
+    no_date = (
+        "the price was given to the guard, without a date" if of_guard else "the price has no date"
+    )
     price = derive.usd_per_hour(inputs)
     return r.Cost(
         usd=derive.cost_usd(inputs),
@@ -230,7 +232,7 @@ def _cost(inputs: ReportInputs) -> r.Cost:
 
 
 def _staging(inputs: ReportInputs) -> Staging:
-    used, why = inputs.preflight.get("staging"), "did not note where it read from"
+    used, why = inputs.preflight.get("staging"), "did not record where it read from"
     notes: dict[str, Staged] | None = used and from_json(
         dict[str, Staged], used, where="preflight.json.staging"
     )
@@ -246,13 +248,13 @@ def _staging(inputs: ReportInputs) -> Staging:
 
 
 def _staged(note: Staged) -> Staged:
-    # A target without copying: an earlier copy was there already.
+    # A target without copying: an earlier copy already existed.
     idle = "nothing had to be copied: " if note.target else ""
     return explain(note, {
         "target": note.reason,
         "n_bytes_copied": note.reason,
         "copy_bytes_per_s": f"{idle}{note.reason}",
-        "source_file_system": f"not asked for, as {note.reason}",
+        "source_file_system": f"not determined: {note.reason}",
         "source_read_bytes_per_s": note.source_read_method,
         "target_read_bytes_per_s": note.target_read_method,
     })  # fmt: skip
@@ -261,15 +263,15 @@ def _staged(note: Staged) -> Staged:
 def _profile(inputs: ReportInputs) -> Measured[Profile]:
     profile = inputs.profile
     if not profile.n_steps or profile.wall_s is None:
-        return Missing(profile.reason or "the profiler watched no step")
+        return Missing(profile.reason or "no step was profiled")
     step_s, neighbor_s = profile.wall_s / profile.n_steps, profile.neighbor_step_s
-    folder, said = PurePath(inputs.training.steps_path).parent / "profile", profile.unavailable
-    no_trace = said.get("trace", "the profiler did not write it")
-    no_neighbor = said.get("neighbor_step_s", "no step before was timed")
+    folder, reasons = PurePath(inputs.training.steps_path).parent / "profile", profile.unavailable
+    no_trace = reasons.get("trace", "the profiler did not write it")
+    no_neighbor = reasons.get("neighbor_step_s", "no preceding step was timed")
     return fill(
         Profile,
         profile,
-        why=said,
+        why=reasons,
         trace=str(folder / profile.trace) if profile.trace else Missing(no_trace),
         step_s=step_s,
         overhead_fraction=step_s / neighbor_s - 1 if neighbor_s else Missing(no_neighbor),
@@ -280,14 +282,14 @@ def _profile(inputs: ReportInputs) -> Measured[Profile]:
 
 def _provenance(inputs: ReportInputs, given: Mapping[str, Any]) -> Provenance:
     training = inputs.training
-    # A null of the caller is as good as not handed: both get the reason.
+    # A null from the caller counts as not passed: both get the reason.
     known = {name: value for name, value in given.items() if value is not None}
-    unknown: Any = {name: Missing(why) for name, why in NOT_HANDED.items() if name not in known}
+    unknown: Any = {name: Missing(why) for name, why in NOT_PASSED.items() if name not in known}
     return fill(
         Provenance,
         training,
         inputs.packing,
-        torch=or_missing(training.versions.get("torch"), "the trainer did not note its version"),
+        torch=or_missing(training.versions.get("torch"), "the trainer did not record its version"),
         driver=run.read_monitor(inputs, "driver"),
         documents_sha256=inputs.documents.sha256,
         **unknown,

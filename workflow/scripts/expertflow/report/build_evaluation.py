@@ -1,4 +1,4 @@
-"""Build the part of report.json on what the model learned."""
+"""Build the part of report.json about what the model learned."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ JUDGE = {
     "ci95": "no pair was decided",
     "n_input_tokens": "the endpoint does not count tokens",
     "n_output_tokens": "the endpoint does not count tokens",
-    "usd": "no price a token is configured for the judge, or it counts none",
+    "usd": "no price per token is configured for the judge, or it does not count tokens",
 }
 LM_EVAL = {
-    **dict.fromkeys(("before", "after"), "the harness gave no figure"),
+    **dict.fromkeys(("before", "after"), "the harness reported no figure"),
     **dict.fromkeys(
-        ("before_stderr", "after_stderr"), "the harness gives no standard error for this metric"
+        ("before_stderr", "after_stderr"), "the harness reports no standard error for this metric"
     ),
 }
 SAMPLE = {
@@ -51,7 +51,7 @@ def build_evaluation(record: EvaluationRecord) -> r.Evaluation:
         published=_published(record),
         baselines=baselines,
         earlier=_earlier(record),
-        judge=Missing(record.unavailable.get("judge", "no judge was asked for"))
+        judge=Missing(record.unavailable.get("judge", "no judge was requested"))
         if record.judge is None
         else explain(record.judge, JUDGE),
         lm_eval=tuple(explain(score, LM_EVAL) for score in record.lm_eval),
@@ -67,15 +67,15 @@ def build_evaluation(record: EvaluationRecord) -> r.Evaluation:
 
 def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
     side: EvaluationSide = getattr(record, name)
-    said = record.unavailable
+    recorded = record.unavailable
     because = _why_unscored(side.score, no_metric)
     single = "one document has no spread" if side.n_documents == 1 else "no spread was measured"
     why = dict.fromkeys(("held_out_loss_ci95", "perplexity_ci95"), single)
     why |= dict.fromkeys(("generation_s", "n_generated_tokens", "n_cut_off"), because)
-    why = {field: said.get(f"{name}.{field}", reason) for field, reason in why.items()}
+    why = {field: recorded.get(f"{name}.{field}", reason) for field, reason in why.items()}
     # The nearest reason: of the field, of the score, of the task.
     scores = {
-        field: said.get(f"{name}.score.{field}") or said.get(f"{name}.score") or because
+        field: recorded.get(f"{name}.score.{field}") or recorded.get(f"{name}.score") or because
         for field in r.Scored.__struct_fields__
     }
     if side.score is None:
@@ -105,15 +105,15 @@ def _published(record: EvaluationRecord) -> r.PublishedWeights:
 
 
 def _earlier(record: EvaluationRecord) -> Measured[EarlierRun]:
-    earlier, said = record.earlier, record.unavailable
+    earlier, reasons = record.earlier, record.unavailable
     if earlier is None:
-        return Missing(said.get("earlier", "no earlier evaluation of this expert was found"))
+        return Missing(reasons.get("earlier", "no earlier evaluation of this expert was found"))
     why = "none of the earlier questions was asked again"
-    # Asked again and still without a figure: it was the earlier run that had none.
+    # Asked again but without a figure: the earlier run had none.
     if earlier.n_shared_questions:
         why = "the earlier evaluation has no score"
     names = ("value_fraction", "change")
-    return explain(earlier, {name: said.get(f"earlier.{name}", why) for name in names})
+    return explain(earlier, {name: reasons.get(f"earlier.{name}", why) for name in names})
 
 
 def _delta(record: EvaluationRecord, no_metric: str) -> r.Delta:

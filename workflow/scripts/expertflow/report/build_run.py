@@ -1,4 +1,4 @@
-"""Build the parts of report.json on training, hardware, and time, compared with the plan."""
+"""Build the parts of report.json about training, hardware, and time, compared with the plan."""
 
 from typing import Any
 
@@ -11,24 +11,24 @@ from expertflow.train.records import TrainingRecord
 
 UNCALIBRATED = "the plan was not calibrated: it has no hours for this part"
 NOT_RECORDED = "the monitor did not record it"
-# Bands that earlier set-ups worked by, as they stated them; for reference only.
+# Bands that earlier setups used, as they stated them; for reference only.
 REFERENCE_BANDS = tuple(
     r.ReferenceBand(
         quantity=name, low=low, high=high, unit=unit, system=system,
-        note="reference only; a cool GPU is no fault",
+        note="reference only; a cool GPU is not a fault",
     )
     for name, low, high, unit, system in (
-        ("any_kernel_percent", 60.0, 85.0, "%", "one earlier set-up"),
-        ("any_kernel_percent", 85.0, 95.0, "%", "another earlier set-up"),
-        ("temperature_c", 70.0, 85.0, "\u00b0C", "one earlier set-up"),
-        ("memory_used_bytes", 18e9, 22e9, "bytes", "an earlier set-up on a card of 24 GB"),
+        ("any_kernel_percent", 60.0, 85.0, "%", "one earlier setup"),
+        ("any_kernel_percent", 85.0, 95.0, "%", "another earlier setup"),
+        ("temperature_c", 70.0, 85.0, "\u00b0C", "one earlier setup"),
+        ("memory_used_bytes", 18e9, 22e9, "bytes", "an earlier setup on a 24 GB card"),
     )
 )  # fmt: skip
 
 
 def build_training(inputs: ReportInputs) -> r.TrainingOutcome:
     training = inputs.training
-    no_loss = {"eval_loss": "no evaluation fell into this epoch"}
+    no_loss = {"eval_loss": "no evaluation was run in this epoch"}
     return fill(
         r.TrainingOutcome,
         training,
@@ -58,7 +58,7 @@ def build_hardware(inputs: ReportInputs) -> r.Hardware:
         memory_peak_reserved_bytes=_read_peak(training, "peak_memory_reserved_bytes"),
         host_memory_peak_bytes=training.peak_host_rss_bytes,
         monitor_remarks=monitor.remarks,
-        # One process a card.
+        # One process per card.
         n_gpus=0 if training.device == "cpu" else training.world_size,
         machine=or_missing(
             inputs.preflight.get("machine"),
@@ -82,13 +82,13 @@ def read_monitor(inputs: ReportInputs, name: str) -> Measured[Any]:
 def _gpu(inputs: ReportInputs) -> r.Gpu:
     training, facts = inputs.training, facts_of_card(inputs.plan, inputs.training)
     peak = derive.peak(inputs.plan, training)
-    other = "the card that ran is not the one that the plan describes"
-    no_card, unnamed = other, "the driver did not tell the card's name"
+    other = "the card used is not the one in the plan"
+    no_card, unnamed = other, "the driver did not report the card's name"
     if training.device == "cpu":
         no_card = unnamed = "this run was on the CPU"
-    in_table = "config/hardware/gpus.yaml does not have it for this card"
+    in_table = "config/hardware/gpus.yaml has no value for this card"
     flops = peak if isinstance(peak, Missing) else peak.flops_per_s
-    # One peak is known, that of the run's precision; of others nothing is said.
+    # Only the peak at the run's precision is known.
     is_bf16 = isinstance(peak, Missing) or training.precision == "bf16"
     return fill(
         r.Gpu,
@@ -110,12 +110,12 @@ def build_plan(inputs: ReportInputs) -> r.PlanForecast:
     plan, cost = inputs.plan, inputs.plan.cost
     because = cost.reason
     is_unknown = cost.predicted_hours is None
-    # Without hours in all, that reason comes first: there can be no parts either.
+    # Without total hours, that reason comes first: there can be no parts either.
     no_part = because if is_unknown else UNCALIBRATED
-    # It tells how memory was predicted, or why not.
+    # It explains how memory was predicted, or why not.
     no_memory = plan.predicted_peak_reason
     if plan.predicted_peak_bytes is not None:
-        no_memory = "the plan does not say of what its peak consists"
+        no_memory = "the plan does not split its peak into parts"
     ends = ("_low", "", "_high")
     why = {
         "memory": no_memory,
@@ -152,7 +152,7 @@ def estimate_speed_band(inputs: ReportInputs) -> tuple[float | None, float | Non
     low, high = cost.predicted_hours_low, cost.predicted_hours_high
     if hours is None or step_hours is None or low is None or high is None:
         return None, None
-    # 10 h (8 to 13), of them 9 of steps -> 7 to 12 h of steps; few hours are fast.
+    # 10 h (8 to 13), 9 of them steps -> 7 to 12 h of steps; fewer hours are faster.
     slow, fast = (_rate(n_tokens, step_hours + end - hours) for end in (high, low))
     return (None, None) if fast is None else (slow, fast)
 
@@ -169,7 +169,7 @@ def plan_row(
     none = Missing("the plan is zero")
     return r.PlanRow(
         quantity=quantity, unit=unit, plan=plan, plan_low=low, plan_high=high, actual=actual,
-        # Nested: of two missing figures the plan's reason stands.
+        # Nested: if both figures are missing, the plan's reason is used.
         difference_fraction=convert_value(
             plan, lambda plan: convert_value(actual, lambda it: it / plan - 1 if plan else none)
         ),

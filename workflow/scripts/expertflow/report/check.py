@@ -24,7 +24,7 @@ ROUNDING = 1e-6
 FRACTION_ROUNDING = 1e-9
 LOSS_ROUNDING = 1e-3  # nats: per document and over packed rows, losses are summed in another order
 MAX_CLOCK_GAP_FRACTION = 0.01
-LEAVING_S = 5.0  # processes exit, and the monitor hears of it, after the run's clock was read
+LEAVING_S = 5.0  # processes exit, and the monitor notices, after the run's clock was read
 PLACE = "evaluation"
 EPOCHS = "training_report.training.epoch_summaries"
 # Nulls that need no reason in the report: their record has it, or they are intentional.
@@ -46,9 +46,9 @@ def read_report(path: Path) -> Report:
         raise DataError(f"{path}: not JSON ({error}); delete it and make it again") from error
     except DataError as error:
         raise DataError(
-            f"{path}: older or damaged ({error}); delete it and make it again"
+            f"{path}: outdated or damaged ({error}); delete it and make it again"
         ) from error
-    # JSON has null; pages want the reason in its place.
+    # JSON has null; pages need the reason in its place.
     restored: Report = restore(report, report.unavailable)
     return restored
 
@@ -60,10 +60,10 @@ def check_report(report: Report, inputs: ReportInputs) -> None:
     for check in CHECKS:
         check(report)
     check_against_records(report, inputs)
-    # Last: a figure that is wrong has the better message above.
+    # Last, because a wrong figure gets a better message above.
     for path, reason in nulls.items():
-        is_told = reason or INTENTIONAL.match(path)
-        _require(bool(is_told), path, "null without a reason in 'unavailable'")
+        is_explained = reason or INTENTIONAL.match(path)
+        _require(bool(is_explained), path, "null without a reason in 'unavailable'")
 
 
 def _require(holds: bool, place: str, fault: str) -> None:
@@ -88,14 +88,14 @@ def _check_bill(report: Report) -> None:
         return
     total_s = sum(stage.wall_s for stage in bill.stages) + bill.between_jobs_s - bill.overlap_s
     wall_s = bill.machine.wall_s
-    fault = f"stages, less what overlaps, and pauses are {total_s:.3f} s, wall_s is {wall_s:.3f} s"
+    fault = f"stages and pauses, minus overlap, are {total_s:.3f} s, wall_s is {wall_s:.3f} s"
     _require(abs(total_s - wall_s) <= 0.01 * wall_s, "bill.machine", fault)
 
 
 def _check_worth(report: Report) -> None:
     usd = report.cost.usd
     worth = sum(finding.worth_usd or 0.0 for finding in report.findings)
-    fault = f"worth ${worth:.4f} together, the run cost ${usd}"
+    fault = f"together worth ${worth:.4f}, but the run cost ${usd}"
     _require(worth <= (usd or 0.0) * (1 + ROUNDING), "findings", fault)
 
 
@@ -108,18 +108,18 @@ def check_epochs(report: Report) -> None:
     for key, whole in (("tokens", data.trained_tokens), ("steps", training.steps)):
         total = sum(getattr(epoch, key) for epoch in epochs)
         _require(total == whole, EPOCHS, f"{key} add up to {total:,}, not to {whole:,}")
-    # A finding says so; there is nothing to hold the tokens against.
+    # A finding reports it; there is nothing to compare the tokens with.
     if why_rows_differ(report) is not None:
         return
     per_epoch, useful = steps_per_epoch(report), data.useful_tokens
     cells = report.training_parameters.global_batch_sequences * data.seq_len
     for index, epoch in enumerate(epochs):
         whole, tokens = epoch.steps == per_epoch, epoch.tokens
-        # Part of an epoch: no more than all rows, and than the places of its steps.
+        # Part of an epoch: at most all rows, and at most the positions of its steps.
         most = useful if whole else min(useful, epoch.steps * cells)
         fault = (
             f"{tokens:,} in {epoch.steps:,} of {per_epoch:,} steps; the packed rows have"
-            f" {useful:,} and a step {cells:,} places"
+            f" {useful:,} and a step {cells:,} positions"
         )
         is_right = tokens <= most and not (whole and tokens != useful)
         _require(is_right, f"{EPOCHS}[{index}].tokens", fault)
@@ -190,7 +190,7 @@ def _check_changes(report: Report) -> None:
         _check_difference(place, change, getattr(after, key), getattr(before, key))
         fault = f"{change.n}, but {after.n_examples} were asked"
         _require(is_loss or change.n == after.n_examples, f"{place}.n", fault)
-    # The expert less the baseline.
+    # The expert minus the baseline.
     for index, baseline in enumerate(evaluation.baselines):
         if baseline.change:
             place, value = f"{PLACE}.baselines[{index}].change", baseline.value_fraction
@@ -203,10 +203,10 @@ def _check_difference(
     place: str, change: PairedChange, one: Measured[float], other: Measured[float]
 ) -> None:
     if not is_measured(one) or not is_measured(other):
-        raise DataError(f"report.json.{place}: a change of what was not measured")
+        raise DataError(f"report.json.{place}: a change of a figure that was not measured")
     is_loss = change.quantity in LOSSES
     slack = LOSS_ROUNDING * max(1.0, one, other) if is_loss else FRACTION_ROUNDING
-    fault = f"{change.difference} is not {one} less {other}"
+    fault = f"{change.difference} is not {one} minus {other}"
     _require(abs(change.difference - (one - other)) <= slack, f"{place}.difference", fault)
     _check_word(place, change)
 
@@ -219,7 +219,7 @@ def _check_word(place: str, change: PairedChange) -> None:
     # A loss that rises is worse.
     rose, fell = (WORSE, BETTER) if change.quantity in LOSSES else (BETTER, WORSE)
     word = rose if low > 0 else fell if high < 0 else NO_CHANGE
-    fault = f"{change.change!r}, the interval says {word!r}"
+    fault = f"{change.change!r}, but the interval says {word!r}"
     _require(change.change == word, f"{place}.change", fault)
 
 
@@ -228,7 +228,7 @@ def _check_published(report: Report) -> None:
     step, n_asked = published.step, published.n_questions
     candidates, exported = published.candidates, report.export.published_step
     marked = [candidate.step for candidate in candidates if candidate.published]
-    fault = f"published is step {step}, marked are {marked}"
+    fault = f"step {step} is published, but {marked} are marked"
     _require(not candidates or marked == [step], place, fault)
     for index, candidate in enumerate(candidates):
         n, is_scored = candidate.n_examples, is_measured(candidate.value_fraction)
@@ -252,11 +252,11 @@ def _check_judge(report: Report) -> None:
     _require(is_right, f"{PLACE}.judge", fault)
     # A tie is half a win.
     won = (judge.n_wins + judge.n_ties / 2) / counted if counted else None
-    said, place = judge.win_fraction, f"{PLACE}.judge.win_fraction"
-    is_right = is_measured(said) == (won is not None)
-    is_right &= abs((said or 0.0) - (won or 0.0)) <= FRACTION_ROUNDING
-    _require(is_right, place, f"{said}, the verdicts say {won}")
-    _check_inside(place, said, judge.ci95)
+    recorded, place = judge.win_fraction, f"{PLACE}.judge.win_fraction"
+    is_right = is_measured(recorded) == (won is not None)
+    is_right &= abs((recorded or 0.0) - (won or 0.0)) <= FRACTION_ROUNDING
+    _require(is_right, place, f"{recorded}, but the verdicts give {won}")
+    _check_inside(place, recorded, judge.ci95)
 
 
 CHECKS = (
@@ -269,7 +269,7 @@ def check_against_records(report: Report, inputs: ReportInputs) -> None:
     """Compare the run with packed rows and the monitor; raise DataError if they disagree."""
     packing = inputs.packing
     rows = sha256_json([packing.train.sha256, packing.held_out.sha256])
-    fault = "the run trained on other rows than packing.json describes; run train_expert again"
+    fault = "the run trained on different rows than packing.json lists; run train_expert again"
     _require(inputs.training.packing_sha256 == rows, "provenance.packing_sha256", fault)
     # By the run's clock, the monitor must have sampled until the last step and not beyond the end.
     # A monitor that died early proves nothing.
@@ -280,7 +280,7 @@ def check_against_records(report: Report, inputs: ReportInputs) -> None:
     seen_s, step_s = inputs.samples[-1].elapsed_s, inputs.steps[-1].elapsed_s
     fault = (
         f"the monitor's last reading is at {seen_s:.1f} s, the last step at {step_s:.1f} s of"
-        f" {time.wall_s:.1f} s; at most {allowed_s:.1f} s apart are allowed"
+        f" {time.wall_s:.1f} s; they may be at most {allowed_s:.1f} s apart"
     )
     is_near = step_s - seen_s <= allowed_s and seen_s - time.wall_s <= allowed_s + LEAVING_S
     _require(is_near, "training_report.hardware", fault)

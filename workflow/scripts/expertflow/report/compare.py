@@ -11,7 +11,7 @@ from expertflow.report.measured import is_measured, to_plain
 from expertflow.report.records import Report
 from expertflow.report.sheet import render
 
-# Raised when a key of a row changes its meaning.
+# Incremented when a key of a row changes its meaning.
 INDEX_VERSION = 3
 COLORS = {BETTER: "good", WORSE: "bad", NO_CHANGE: "mixed"}
 IndexRow = dict[str, Any]
@@ -74,7 +74,7 @@ def build_index(rows: list[IndexRow]) -> dict[str, Any]:
 def render_index(rows: list[IndexRow], pages: Sequence[str]) -> str:
     """Render the page that links to the experts' own pages.
 
-    Experts of one name are told apart by the folders of their pages, unless called the same.
+    Experts with the same name are distinguished by the folders of their pages, unless equal.
     """
     experts = [row["expert"] for row in rows]
     # ../b/results/expert-sql/report.html -> ../b/results/expert-sql

@@ -14,13 +14,13 @@ from expertflow.report.run_records import Time
 from expertflow.train.records import NOT_ON_CPU, SampledSteps, TimeSpent, TrainingRecord
 
 MEASURED_PEAK = "measured matmul on this card"
-MEASURED_ON_CPU = "this machine's measured matrix-product speed"
+MEASURED_ON_CPU = "this machine's measured matmul speed"
 NO_PRICE = "no price per hour is configured for this hardware"
 JOULES_PER_KWH = 3.6e6
 STEP_PARTS = ("h2d_s", "forward_s", "backward_s", "optimizer_s")
 STAMPS, SAMPLED = "stamps", "sampled steps"
-NO_PARTS = "the trainer did not time the parts of a step"
-THROWN_AWAY = "work that was thrown away is not timed"
+NO_PARTS = "the trainer did not time the parts of steps"
+THROWN_AWAY = "discarded work is not timed"
 
 
 class Peak(Record, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ def facts_of_card(plan: TrainPlan, training: TrainingRecord) -> GpuFacts | None:
 def _other_cards(plan: TrainPlan, training: TrainingRecord) -> str:
     """Return the cards of all sessions that are not the planned one."""
     planned = () if plan.gpu is None else (plan.gpu.name, *plan.gpu.driver_names)
-    # Each once, in the order in which sessions met them.
+    # Each once, in the order in which sessions used them.
     names = dict.fromkeys((*training.gpu_names, training.gpu_name))
     return ", ".join(name for name in names if name is not None and name not in planned)
 
@@ -62,16 +62,16 @@ def peak(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
 
 def _peak_of_table(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
     if training.device == "cpu":
-        return Missing("this run was on the CPU, whose speed its preflight did not measure")
+        return Missing("this run was on the CPU, and its preflight did not measure its speed")
     if training.gpu_name is None:
-        return Missing("the driver did not tell the card's name")
+        return Missing("the driver did not report the card's name")
     if plan.gpu is None:
         return Missing(f"no source gives the peak FLOP/s of {training.gpu_name}")
     card = facts_of_card(plan, training)
     if card is None:
         others = _other_cards(plan, training)
         return Missing(f"planned for {plan.gpu.name}, but {others} did the work")
-    # fp32 products run as TF32 where the plan allows it; no table has the peak of plain fp32.
+    # fp32 matmuls run as TF32 if the plan allows it; no table has the peak of plain fp32.
     name = {"bf16": "peak_bf16_flops_per_s", "fp16": "peak_fp16_flops_per_s"}.get(
         training.precision, "peak_tf32_flops_per_s" if plan.use_tf32 else ""
     )
@@ -84,17 +84,17 @@ def _peak_of_table(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
 def memory_spilled(inputs: ReportInputs) -> Measured[float]:
     """Return the bytes that torch held beyond the card's highest reading.
 
-    Where the driver lets memory overflow to the host (WSL, Windows), the allocator counts it as the
+    If the driver lets memory overflow to the host (WSL, Windows), the allocator counts it as the
     card's; the card's own reading, over all processes, does not.
     """
     training, used = inputs.training, inputs.monitor.memory_used_bytes
     if training.device == "cpu":
         return Missing("this run was on the CPU: there is no device memory to spill")
     if training.peak_memory_reserved_bytes is None:
-        return Missing("the trainer did not record the memory that its allocator held")
+        return Missing("the trainer did not record its allocator's memory")
     if used is None:
         return Missing("the monitor has no reading of the card's memory to compare with")
-    # Usually negative: the reading holds the context and other processes, too.
+    # Usually negative: the reading includes the context and other processes.
     return max(0, training.peak_memory_reserved_bytes - round(used.max))
 
 
@@ -113,12 +113,12 @@ def utilization(inputs: ReportInputs, flops_per_token: float) -> Measured[float]
 
 
 def usd_per_hour(inputs: ReportInputs) -> Measured[float]:
-    """Return the plan's price; where it has none, that which the guard was given."""
+    """Return the plan's price; if it has none, the price given to the guard."""
     price, sessions = inputs.plan.cost.price_usd_per_hour, inputs.ledger.sessions
     if price is None and sessions:
         return sessions[-1].usd_per_hour
     card, others = inputs.plan.gpu, _other_cards(inputs.plan, inputs.training)
-    # A card of the user's own table may go by another name at the driver.
+    # A card of the user's own table may have another name in the driver.
     if price is not None and others and card is not None and card.driver_names:
         return Missing(f"the price is for {card.name}, but {others} did the work")
     return or_missing(price, NO_PRICE)
@@ -158,15 +158,15 @@ def split_time(training: TrainingRecord) -> Time:
     On a CPU, host timestamps time every part. A GPU runs behind the host, so the total is split in
     the proportions that device events measured on sampled steps.
     """
-    time, sampled, said = training.time, training.sampled_steps, training.unavailable
+    time, sampled, reasons = training.time, training.sampled_steps, training.unavailable
     why = {part: why_untold(training, part) for part in STEP_PARTS}
-    # Without parts the total stands alone, and each part has the reason.
+    # Without parts there is only the total, and each part has the reason.
     split: Measured[str] = SAMPLED
     if training.device == "cpu":
         split = STAMPS if time.forward_s is not None else Missing(NO_PARTS)
-        idle: Measured[str] = Missing(said.get("time.gpu_idle_s", NOT_ON_CPU))
+        idle: Measured[str] = Missing(reasons.get("time.gpu_idle_s", NOT_ON_CPU))
     elif sampled is None or span_s(sampled) <= 0:
-        idle = split = Missing(said.get("sampled_steps", "no step was timed on the device"))
+        idle = split = Missing(reasons.get("sampled_steps", "no step was timed on the device"))
         why = dict.fromkeys(STEP_PARTS, split.reason)
     # A later session or a retry may have repeated some steps.
     elif training.n_sessions > 1 or training.memory_retries:
@@ -175,7 +175,7 @@ def split_time(training: TrainingRecord) -> Time:
         busy_s = training.n_steps * span_s(sampled) + time.eval_s
         time = replace(_by_shares(time, sampled), gpu_idle_s=max(0.0, time.wall_s - busy_s))
         idle = (
-            f"estimate: wall time less evaluation (taken as busy) and {training.n_steps:,} steps of"
+            f"estimate: wall time minus evaluation (assumed busy) and {training.n_steps:,} steps of"
             f" {span_s(sampled):.4g} s, the mean of {sampled.n_steps:,} sampled ones; gaps between"
             " kernels inside a step are not counted"
         )
@@ -185,8 +185,8 @@ def split_time(training: TrainingRecord) -> Time:
 
 
 def why_untold(training: TrainingRecord, name: str) -> str:
-    said = training.unavailable
-    return said.get(name) or said.get(f"time.{name}") or "the trainer did not record it"
+    reasons = training.unavailable
+    return reasons.get(name) or reasons.get(f"time.{name}") or "the trainer did not record it"
 
 
 def span_s(sampled: SampledSteps) -> float:

@@ -1,4 +1,4 @@
-"""Find what is worth changing, what limited the run, and whether it met the manifest's bars.
+"""Find what is worth changing, what limited the run, and whether it met the acceptance bars.
 
 A rule is a small function of the finished report. It is silent without enough evidence, and only
 measured losses get a price: ``worth_usd`` is the most that a fix can save. The priced times are
@@ -51,8 +51,8 @@ def list_findings(report: Report) -> tuple[Finding, ...]:
 def find_bottleneck(report: Report) -> Bottleneck:
     """Return the largest part of wall time, with its evidence.
 
-    If that is the step itself, the card's counters tell arithmetic, memory, or kernel launches
-    apart. Without counters the answer stays ``step``.
+    If that is the step itself, the card's counters distinguish arithmetic, memory, and kernel
+    launches. Without counters the answer stays ``step``.
     """
     shares = e.time_shares(report)
     if not shares:
@@ -63,7 +63,7 @@ def find_bottleneck(report: Report) -> Bottleneck:
     if largest == "step":
         counted, counters = _inside_step(report)
         evidence += counters
-    # Short runs are mostly start-up, which says little of a long one.
+    # Short runs are mostly startup, which says little about a long one.
     sure = shares[largest] >= SURE_FRACTION and e.is_long_enough(report)
     very = counted is not None and shares[largest] >= VERY_SURE_FRACTION
     return Bottleneck(
@@ -101,10 +101,10 @@ def apply_rule(report: dict[str, Any], rule: AcceptanceRule) -> AcceptanceVerdic
     text = f"{rule.path} {rule.op} {rule.value}"
     value = look_up(report, rule.path)
     if value is MISSING:
-        where = "workflow/schemas/report.schema.yaml has them, and verdict cannot be judged"
+        where = "see workflow/schemas/report.schema.yaml (verdict is not available to bars)"
         raise ConfigError(f"acceptance: no path {rule.path!r}; {where}")
     if value is None:
-        # The reason stands at the path, or at a null above it.
+        # The reason is at the path, or at a null above it.
         above = (f"{rule.path}.".startswith(f"{place}.") for place in report["unavailable"])
         why = next(itertools.compress(report["unavailable"].values(), above), None)
         return AcceptanceVerdict(rule=text, verdict="not measured", value=None, reason=why)
@@ -113,7 +113,7 @@ def apply_rule(report: dict[str, Any], rule: AcceptanceRule) -> AcceptanceVerdic
         passed = OPERATORS[rule.op](value, rule.value)
     except TypeError as error:
         found = f"acceptance: {text!r} cannot be judged on {value!r:.60}"
-        raise ConfigError(f"{found}; name one figure, and a value of its kind") from error
+        raise ConfigError(f"{found}; use a single figure, and a value of its type") from error
     verdict: Literal["pass", "fail"] = "pass" if passed else "fail"
     return AcceptanceVerdict(rule=text, verdict=verdict, value=value)
 

@@ -89,13 +89,13 @@ def calls(n_a_step: float) -> str:
 
 def usd_rate(value: float) -> str:
     """Format a unit price: two digits below a dollar, since cents are too coarse."""
-    # The # keeps a zero at the end: $0.020, and not $0.02.
+    # The # keeps a trailing zero: $0.020, not $0.02.
     return f"${value:,.2f}" if value >= 0.0995 or value == 0 else f"${value:#.2g}"
 
 
 def factor(value: float) -> str:
     """Format a ratio of two speeds in three digits."""
-    # Where rounding adds a digit in front, one behind goes: 0.9994 is ×0.999, 0.9996 is ×1.00.
+    # If rounding adds a leading digit, a trailing one is dropped: 0.9994 is ×0.999, 0.9996 ×1.00.
     bounds = (0.09995, 0.9995, 9.995, 99.95)
     digits = 4 - sum(value >= bound for bound in bounds)
     return f"\u00d7{value:,.{digits}f}"
@@ -118,7 +118,7 @@ def size(n_bytes: float) -> str:
 
 def energy(joules: float) -> str:
     hours = joules / 3600
-    # In Wh, as joules / 3600; small runs are not told as 0.04 kWh.
+    # In Wh, as joules / 3600; small runs are not shown as 0.04 kWh.
     if hours >= 100:
         return f"{_two_digits(hours / 1000)}{NBSP}kWh"
     return f"{_two_digits(hours)}{NBSP}Wh"
@@ -134,7 +134,7 @@ def sentence(text: str) -> str:
 
 def hold(text: str) -> str:
     """Join numbers to their units, so that no line breaks between them."""
-    # 95 % of 12 min -> two blanks that do not break; in 12 sources the s begins a word.
+    # 95 % of 12 min -> two non-breaking spaces; in 12 sources the s begins a word.
     return re.sub(r"(?<=\d) (?=(?:%|s|min|h|points|[kMGT]?B)(?!\w))", NBSP, text)
 
 
@@ -150,19 +150,19 @@ def plain(value: Any) -> str:
 
 def short_hash(text: str) -> str:
     """Shorten a hash to its first digits; return any other text unchanged."""
-    # An id such as "expert-sql-3" or a short digest has no 32 hex digits, and stays.
+    # An id such as "expert-sql-3" or a short digest has no 32 hex digits, and is kept.
     return re.sub(r"\b([0-9a-f]{16})[0-9a-f]{16,}\b", "\\1…", text)
 
 
 def clip(text: str, n_chars: int) -> str:
     if not text.strip():
-        return f"({len(text):,} blanks and line breaks)" if text else "(nothing)"
+        return f"({len(text):,} whitespace characters)" if text else "(empty)"
     gone = len(text) - n_chars
     return text if gone <= 0 else f"{text[:n_chars]}\u2026 ({gone:,} more characters)"
 
 
 def clip_middle(text: str, n_chars: int) -> str:
-    """Shorten a piece of a decoded document by its middle: the ends matter most."""
+    """Shorten a piece of a decoded document in the middle: the ends matter most."""
     half = n_chars // 2
     return text if len(text) <= n_chars else f"{text[:half]} […] {text[-half:]}"
 

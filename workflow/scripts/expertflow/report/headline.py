@@ -1,4 +1,4 @@
-"""The head of a report, on its page and in the terminal: whose it is, and eight figures."""
+"""The header of a report, on its page and in the terminal: its subject, and eight figures."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from expertflow.report.measured import Measured, convert_value, is_measured
 from expertflow.report.records import Evaluation, Report
 from expertflow.report.run_records import Hardware
 
-METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "all weights"}
+METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "full fine-tuning"}
 
 
 class Tile(NamedTuple):
@@ -45,7 +45,7 @@ def make_tiles(report: Report) -> tuple[Tile, ...]:
         Tile("Training cost", convert_value(usd, f.usd), _planned(plan.usd, f.usd, usd)),
         Tile("Useful tokens/s", convert_value(speed.useful_tokens_per_s, f.short), padding),
         Tile("MFU", convert_value(speed.mfu_fraction, f.percent), _peak(report)),
-        Tile("Goodput", goodput, "of wall time trained"),
+        Tile("Goodput", goodput, "time spent training"),
         _memory_tile(report.training_report.hardware),
     )
 
@@ -60,13 +60,13 @@ def _score_tile(evaluation: Evaluation) -> Tile:
         if best := best_baseline(evaluation):
             score = convert_value(best.value_fraction, f.tenths)
             note += f" \u00b7 {best.name}{f.NBSP}{score}"
-    # A metric that is Missing is false: the task's name stands in.
+    # A metric that is Missing is falsy: the task's name is used instead.
     label = f.sentence(f.words(evaluation.metric or evaluation.task))
     return Tile(label, convert_value(after.value_fraction, f.tenths), note)
 
 
 def _memory_tile(hardware: Hardware) -> Tile:
-    # On a CPU what counts is the process itself: other memory is not the run's.
+    # On a CPU only the process itself counts: other memory is not the run's.
     if not hardware.gpu.name:
         size = f.size(hardware.host_memory_peak_bytes)
         return Tile("Peak memory", size, "of the training process")

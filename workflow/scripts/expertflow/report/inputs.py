@@ -65,7 +65,7 @@ class ReportInputs(Record, frozen=True, kw_only=True):
 def read_inputs(
     spec: ReportSpec, folder: Path, *, ledger: Path, ablation: Path | None = None
 ) -> ReportInputs:
-    """Read an expert's records; raise DataError if one is missing, malformed, or another's."""
+    """Read an expert's records; raise DataError if one is missing, malformed, or foreign."""
     read: dict[str, Any] = {
         "ledger": read_record(Ledger, ledger) if ledger.is_file() else Ledger(),
         "attempts": {},
@@ -74,7 +74,7 @@ def read_inputs(
         "profile": read_record(KernelProfile, folder / "profile" / "kernels.json"),
         "ablation": None if ablation is None else read_record(AblationRecord, ablation),
     }
-    # The declaration says what is read: ``plan: TrainPlan`` is plan.json.
+    # The declaration determines what is read: ``plan: TrainPlan`` is plan.json.
     for name, cls in get_type_hints(ReportInputs).items():
         if name != "spec" and name not in read:
             read[name] = read_record(cls, folder / f"{name}.json")
@@ -82,7 +82,7 @@ def read_inputs(
         # Not every record names an expert; those that do catch folders mixed up by a copy.
         if (expert := getattr(record, "expert", spec.expert)) != spec.expert:
             raise DataError(
-                f"{name}: is about expert {expert!r}, the report about {spec.expert!r}; run that"
+                f"{name}: is for expert {expert!r}, the report for {spec.expert!r}; run that"
                 " stage again"
             )
     inputs = ReportInputs(spec=spec, **read)
@@ -96,11 +96,11 @@ def read_jobs(
     jobs = {}
     for stage in (*stages_before("build_report", asked=asked), STAGES["build_report"]):
         names = expand_path(stage, stage.log, sources)
-        # No record lists the variants that ran: their logs do.
+        # No record lists the variants that ran, but their logs do.
         if "{variant}" in stage.log:
             names = sorted(f"logs/{path.name}" for path in folder.glob(f"logs/{stage.name}.*.log"))
         read = [read_attempts(attempts_path(folder / name)) for name in names]
-        # A job that was run by hand noted none.
+        # A job that was run by hand recorded none.
         if found := tuple(attempts for attempts in read if attempts):
             jobs[stage.name] = found
     return jobs

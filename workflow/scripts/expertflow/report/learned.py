@@ -1,4 +1,4 @@
-"""Decide what the evaluation shows beyond chance, and sum the run up in one sentence."""
+"""Decide what the evaluation shows beyond chance, and sum up the run in one sentence."""
 
 import math
 
@@ -14,19 +14,19 @@ from expertflow.train.records import EvalPoint
 
 NOT_ASKED = "not_asked"  # the kind of verdict on a question that no model saw
 BETTER, WORSE, NO_CHANGE = "better", "worse", "no measurable change"
-LOSSES = {"held_out_loss": "nats a token", "perplexity": ""}  # lower is better, with their units
+LOSSES = {"held_out_loss": "nats per token", "perplexity": ""}  # lower is better, with their units
 # A 95 % interval reaches 1.96 standard errors; detecting a true difference in 80 % of repetitions
 # takes 1.96 + 0.84 of them (the usual two-sided test at 5 %).
 SEEN_IN_80_PERCENT = (1.959964 + 0.841621) / 1.959964
-# What the evaluation shows and its sentence; unclear where chance alone could explain it.
+# What the evaluation shows and its sentence; unclear if chance alone could explain it.
 Answer = tuple[Learned, str]
 ANSWERS: dict[Learned, Verdict] = {
     "yes": Verdict(level="good", learned="yes", answer="Yes.", sentence=""),
     "no": Verdict(level="bad", learned="no", answer="No.", sentence=""),
-    "unclear": Verdict(level="mixed", learned="unclear", answer="Not shown.", sentence=""),
+    "unclear": Verdict(level="mixed", learned="unclear", answer="Inconclusive.", sentence=""),
 }
 TOO_FEW = "Too few held-out documents for a verdict."
-BY_LOSS = "Training chose its weights by this very loss, so the change is optimistic."
+BY_LOSS = "Training chose its weights by this same loss, so the change is optimistic."
 # Below this, evaluations of one run differ by chance; our judgment.
 RISE_NATS, RISE_FRACTION = 0.01, 0.02
 LEARNED: dict[str, Learned] = {BETTER: "yes", WORSE: "no", NO_CHANGE: "unclear"}
@@ -63,11 +63,11 @@ def is_chosen_by_loss(report: Report) -> bool:
 def lowest_before_rise(report: Report) -> EvalPoint | None:
     """Return the evaluation from which the held-out loss rose while that of training fell.
 
-    Null where it did not rise notably until the last evaluation: nothing was overfitted.
+    Null if it had not risen notably by the last evaluation: there was no overfitting.
     """
     training = report.training_report.training
     points = training.eval_points
-    # Where both losses rise the training diverged, and memorized nothing.
+    # If both losses rise, training diverged and memorized nothing.
     if len(points) < 2 or training.loss_last >= training.loss_first:
         return None
     lowest, last = min(points, key=lambda point: point.loss), points[-1]
@@ -115,14 +115,14 @@ def format_difference(change: PairedChange) -> str:
 
 
 def has_spread(change: PairedChange) -> bool:
-    """Return whether pairs differ unlike each other: of equal differences resamples are equal."""
+    """Return whether the differences of pairs vary; if they are equal, so are all resamples."""
     low, high = change.ci95
     return low < high
 
 
 def format_interval(change: PairedChange) -> str:
     if not has_spread(change):
-        return f"no interval: all differ alike{_too_few(change)}"
+        return f"no interval: all differ equally{_too_few(change)}"
     # Losses in nats, scores in points of a hundred.
     digits, scale = (3, 1) if change.quantity in LOSSES else (1, 100)
     return " to ".join(f.with_sign(scale * end, digits) for end in change.ci95) + _too_few(change)
@@ -135,21 +135,21 @@ def format_change(change: PairedChange) -> str:
 
 
 def _too_few(change: PairedChange) -> str:
-    """Return why a change does not count although its interval leaves zero out."""
+    """Return why a change does not count although its interval excludes zero."""
     low, high = change.ci95
     if change.change != NO_CHANGE or low <= 0 <= high:
         return ""
     # Enough questions differ, so it is their groups that are too few.
     n_differing = 0 if change.quantity in LOSSES else round(abs(change.difference) * change.n)
     groups = "groups " if n_differing >= MIN_DIFFERING else ""
-    return f"; too few {groups}of the {change.n:,} differ to decide it"
+    return f"; too few {groups}of the {change.n:,} differ to be conclusive"
 
 
 def n_more_to_see(change: PairedChange) -> int | None:
     """Estimate how many more questions would show a difference of the measured size.
 
     The standard error is half the interval over 1.96 and shrinks with the square root of the number
-    of questions; the answer is for 80 % power. None where the difference is zero.
+    of questions; the answer is for 80 % power. None if the difference is zero.
     """
     low, high = change.ci95
     if not change.difference or high <= low:
@@ -173,17 +173,17 @@ def judge_run(report: Report) -> Verdict:
     if the expert also beats the best answer without a model. The held-out loss decides for a task
     without a metric, never for one that could not be scored.
     """
-    learned, said = _answer(report)
+    learned, evidence = _answer(report)
     verdict, n_bars = ANSWERS[learned], len(report.acceptance)
     n_failed = sum(bar.verdict == "fail" for bar in report.acceptance)
     if learned == "unclear" and report.evaluation.held_out_documents < MIN_DIFFERING:
         verdict = replace(verdict, answer=TOO_FEW)
-        said += f" It takes at least {MIN_DIFFERING} to show a change; add records."
-    # A failed bar lowers a yes; the other answers are low already.
+        evidence += f" At least {MIN_DIFFERING} are needed to show a change; add records."
+    # A failed bar lowers a yes; the other answers are already low.
     if learned == "yes" and n_failed:
         answer = f"Yes, but {n_failed} of {n_bars} acceptance bars failed."
         verdict = replace(verdict, level="mixed", answer=answer)
-    sentences = (said, _overfitting(report), _time(report), _largest_loss(report))
+    sentences = (evidence, _overfitting(report), _time(report), _largest_loss(report))
     return replace(verdict, sentence=" ".join(s for s in sentences if s).replace(f.NBSP, " "))
 
 
@@ -204,7 +204,7 @@ def _answer(report: Report) -> Answer:
 def _against_baseline(evaluation: Evaluation, change: PairedChange) -> Answer:
     learned, sentence = LEARNED[change.change], _metric_sentence(evaluation, change)
     if why := why_no_baseline(evaluation):
-        alone = f"No answer without a model was compared with it: {why.rstrip('. ')}."
+        alone = f"It was not compared with answers without a model: {why.rstrip('. ')}."
         return learned, f"{sentence} {alone}"
     best = best_baseline(evaluation)
     if best is None or not best.change:
@@ -215,9 +215,7 @@ def _against_baseline(evaluation: Evaluation, change: PairedChange) -> Answer:
         return learned, f"{sentence} It beats the best answer without a model {about}"
     if best.change.change == WORSE:
         return "no", f"{sentence} It is worse than answering without a model {about}"
-    equal = (
-        f"It does not measurably beat answering without a model {about} Nothing of use is shown."
-    )
+    equal = f"It does not measurably beat answering without a model {about} No benefit is shown."
     # Worse than untrained stays that, whatever the baseline.
     return "no" if learned == "no" else "unclear", f"{sentence} {equal}"
 
@@ -239,7 +237,7 @@ def _metric_sentence(evaluation: Evaluation, change: PairedChange) -> str:
 
 def _loss_sentence(evaluation: Evaluation) -> str:
     before, after = (f.loss(side.held_out_loss) for side in (evaluation.before, evaluation.after))
-    losses, change = f"from {before} to {after} nats a token", loss_change(evaluation)
+    losses, change = f"from {before} to {after} nats per token", loss_change(evaluation)
     if change is None:
         return f"Held-out loss went {losses}, without an interval."
     losses += f" on {f.number_of(change.n, 'held-out document')}"
@@ -259,8 +257,8 @@ def _not_compared(evaluation: Evaluation) -> Answer:
     else:
         missing = delta.held_out_loss_ci95 if evaluation.task == "held_out_loss" else delta.ci95
         why = missing.reason if isinstance(missing, Missing) else ""
-    said = f"{f.sentence(why.rstrip('. '))}. " if why else ""
-    return "unclear", said + _loss_sentence(evaluation)
+    reason = f"{f.sentence(why.rstrip('. '))}. " if why else ""
+    return "unclear", reason + _loss_sentence(evaluation)
 
 
 def _time(report: Report) -> str:
@@ -272,7 +270,7 @@ def _time(report: Report) -> str:
     peak = f"of {MEASURED_ON_CPU}" if is_on_cpu else "MFU"
     at = f", at {f.percent(mfu)} {peak}" if is_measured(mfu) else ""
     wall = f.duration(report.time.wall_s)
-    return f"{f.percent(goodput)} of the {paid}{wall} trained the model{at}."
+    return f"{f.percent(goodput)} of the {paid}{wall} went into training{at}."
 
 
 def _largest_loss(report: Report) -> str:

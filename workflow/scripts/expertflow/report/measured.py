@@ -19,9 +19,9 @@ R = TypeVar("R", bound=Struct)
 
 
 class Missing(Record, frozen=True):
-    """Why there is no figure. It is false, so a figure is tested by its truth, never for None.
+    """Why there is no figure. It is falsy, so a figure is tested for truth, never for None.
 
-    Where zero counts, ask ``is_measured``.
+    If zero is a value, use ``is_measured``.
     """
 
     reason: str
@@ -55,7 +55,7 @@ def convert_value(value: Measured[T], convert: Callable[[T], V]) -> V | Missing:
 def explain(record: R, reasons: Mapping[str, str], default: str | None = None) -> R:
     """Return a record with its nulls replaced by their reasons, where there are any."""
     nulls = [name for name in record.__struct_fields__ if getattr(record, name) is None]
-    # A null without a reason stays one; check_report refuses it unless it is intentional.
+    # A null without a reason stays one; check_report rejects it unless it is intentional.
     found = {name: reasons.get(name, default) for name in nulls}
     return replace(record, **{name: Missing(why) for name, why in found.items() if why})
 
@@ -92,7 +92,7 @@ def fill(
     """
     for name, names in _source_names(cls).items():
         if name not in given:
-            # No default: a key that no source has is a mistake of the declaration, and ends here.
+            # No default: a key that no source has is a mistake in the declaration, and fails here.
             value, field = next(
                 (getattr(source, field), field)
                 for field in names
@@ -105,7 +105,7 @@ def fill(
 
 
 def to_plain(value: Any) -> tuple[Any, dict[str, str | None]]:
-    """Return JSON values, and the reason for each null by its path; None where it has none.
+    """Return JSON values, and the reason for each null by its path; None if it has none.
 
     >>> to_plain({"cost": {"usd": Missing("no price")}, "steps": (1, None)})
     ({'cost': {'usd': None}, 'steps': [1, None]}, {'cost.usd': 'no price', 'steps[1]': None})
@@ -117,7 +117,7 @@ def to_plain(value: Any) -> tuple[Any, dict[str, str | None]]:
             nulls[path] = value.reason if value is not None else None
             return None
         if isinstance(value, Struct):
-            # Keys as they are written: Bottleneck.class_ is "class".
+            # Keys as written: Bottleneck.class_ is "class".
             names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
             value = {key: getattr(value, name) for key, name in names}
         if isinstance(value, dict):
@@ -130,9 +130,9 @@ def to_plain(value: Any) -> tuple[Any, dict[str, str | None]]:
 
 
 def restore(value: Any, reasons: Mapping[str, str], path: str = "") -> Any:
-    """Return a decoded section with its reasons back in place of nulls: ``to_plain`` undone."""
+    """Return a decoded section with reasons in place of its nulls: the inverse of ``to_plain``."""
     if value is None:
-        # A null without a reason was a choice, or its own record has it.
+        # A null without a reason was intentional, or its own record has the reason.
         return Missing(reasons[path]) if path in reasons else None
     if isinstance(value, Struct):
         names = value.__struct_fields__

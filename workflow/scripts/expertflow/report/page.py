@@ -1,7 +1,7 @@
 """Render report.html: one self-contained file, without network access or scripts.
 
 Texts from data sets, models and manifests are untrusted: the templates escape all of them. Only the
-charts are trusted; they hold numbers and texts of this package.
+charts are trusted; they contain numbers and this package's own texts.
 """
 
 from typing import NamedTuple
@@ -67,17 +67,17 @@ def _time_parts(time: Time) -> list[tuple[str, str, float]]:
         ("Copies to the GPU", "red", time.h2d_s),
         ("Checkpoints", "yellow", time.checkpoint_s),
         ("Evaluation", "purple", time.eval_s),
-        ("Start-up and model load", "gray", time.startup_s),
+        ("Startup and model load", "gray", time.startup_s),
         ("Other", "faint", time.other_s),
     ]
-    # A part of no time has no place in the bar, nor one that nobody timed.
+    # Parts that took no time, or were not timed, are not in the bar.
     return [(label, color, seconds) for label, color, seconds in steps if seconds]
 
 
 def _kinds(evaluation: Evaluation) -> list[str]:
-    """Return the kinds of verdicts, right answers first, then those given most often."""
+    """Return the kinds of verdicts, right answers first, then by frequency."""
     before, after = evaluation.before.n_by_kind or {}, evaluation.after.n_by_kind or {}
-    # A kind that only the untrained model had still has its row.
+    # A kind that only the untrained model had still gets a row.
     return sorted({*before, *after}, key=lambda k: (k != "correct", -after.get(k, 0), k))
 
 
@@ -131,7 +131,7 @@ def chain_rows(chain: tuple[ChainLink, ...]) -> tuple[ChainRow, ...]:
         # Left a, b and right c -> rows (a, -), (b, c): the shorter column ends at packing, too.
         sides = ([*[None] * (height - len(boxes)), *boxes] for boxes in (left, right))
         placed = [*zip(*sides, strict=True), *((box,) for box in trunk)]
-    # Each row beside the one above it; the last has none below.
+    # Each row with the one above it; the last has none below.
     above = [(), *placed]
     return tuple(ChainRow(b, _link(a, b)) for a, b in zip(above, placed, strict=False))
 
@@ -141,7 +141,7 @@ def _link(above: tuple[ChainBox | None, ...], boxes: tuple[ChainBox | None, ...]
         return "straight" if above else ""
     if len(boxes) == 1:
         return "join" if all(above) else "left" if above[0] else "right"
-    # Two columns below two: a line down each side that goes on.
+    # Two columns below two: a line down each side that continues.
     lines = [name for name, a, b in zip(("left", "right"), above, boxes, strict=True) if a and b]
     right = STAGES.get(boxes[1].stage) if boxes[1] else None
     # The right box reads the left one above, too: a line across.

@@ -62,7 +62,7 @@ def sum_by_kind(profile: KernelProfile) -> tuple[KernelKind, ...]:
         groups[kind_of(kernel.name)].append(kernel)
     if profile.rest.n_calls:
         groups[REST].append(profile.rest)
-    # Equal times go by name: the report is the same each time it is made.
+    # Equal times go by name, so that the report is reproducible.
     kinds = [_sum(kind, group, profile) for kind, group in groups.items()]
     return tuple(sorted(kinds, key=lambda kind: (-kind.total_s, kind.kind)))
 
@@ -78,6 +78,6 @@ def time_without_profile(report: Report) -> Time:
     """Return the parts of wall time without the wait for a profile, which the user requested."""
     time = report.time
     paused_s = report.profile.pause_s if report.profile else 0.0
-    # The wait is part of other_s; what was rounded must not make that negative.
+    # The wait is part of other_s; rounding must not make that negative.
     waited_s = min(paused_s, max(0.0, time.other_s))
     return replace(time, other_s=time.other_s - waited_s, wall_s=time.wall_s - waited_s)

@@ -41,11 +41,11 @@ def collect_provenance(results: Path, *, asked: Collection[str] = ()) -> dict[st
 
 
 def list_stages(results: Path, *, asked: Collection[str] = ()) -> tuple[ChainLink, ...]:
-    """List the stages behind a result, in order, from the notes beside their records.
+    """List the stages behind a result, in order, from the notes next to their records.
 
     Shards made by one version of the code are one entry: the pattern of their records, and the hash
-    of their hashes. Skipped are records without a note, which the workflow did not make, and those
-    of sources or shards not in ``datasets.json``, left over from an earlier manifest.
+    of their hashes. Records without a note, which the workflow did not make, are skipped, and so
+    are those of sources or shards not in ``datasets.json``, left over from an earlier manifest.
     """
     path, found = results / "datasets.json", []
     sources = read_record(DatasetManifest, path).sources if path.is_file() else ()
@@ -68,7 +68,7 @@ def _notes(
         sidecar = record.with_name(f".{record.name}.fingerprint")
         if record.is_file() and sidecar.is_file():
             note = json.loads(sidecar.read_text(encoding="utf-8"))
-            # By code: an old shard among new ones is told apart.
+            # By code, so that an old shard among new ones is a separate entry.
             found[note["code"]][place] = note["sha256"]
     return found
 

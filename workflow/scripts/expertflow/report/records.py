@@ -25,7 +25,7 @@ Learned = Literal["yes", "no", "unclear"]
 
 
 class AcceptanceRule(Record, frozen=True, kw_only=True):
-    """A bar of the manifest, over a dotted path of report.json; ``name`` is for its origin."""
+    """A bar of the manifest, on a dotted path of report.json; ``name`` is for its origin."""
 
     name: str | None = None
     path: str
@@ -41,7 +41,7 @@ class ReportSpec(Record, frozen=True, kw_only=True):
 
 
 class Scored(Record, frozen=True, kw_only=True):
-    """A task's metric over the questions; null where the task has none or was not scored."""
+    """A task's metric over the questions; null if the task has none or was not scored."""
 
     value_fraction: Annotated[Measured[Share], doc("The task's metric.")]
     ci95: Annotated[Measured[Interval], doc("Wilson's 95 % interval.")]
@@ -53,7 +53,7 @@ class Scored(Record, frozen=True, kw_only=True):
 class Recall(Scored, frozen=True, kw_only=True):
     """The expert on questions that it was trained on, as they were or in other words."""
 
-    wording: Annotated[str, doc("How each is put; {question} is its own text.")]
+    wording: Annotated[str, doc("How each is worded; {question} stands for its text.")]
 
 
 class Side(Scored, frozen=True, kw_only=True):
@@ -81,22 +81,22 @@ class Baseline(Scored, frozen=True, kw_only=True):
 class Candidate(Scored, frozen=True, kw_only=True):
     """A kept checkpoint."""
 
-    step: Annotated[Count, doc("Step of training.")]
-    held_out_loss: Annotated[Measured[Amount], doc("In nats a token, at that step.")]
+    step: Annotated[Count, doc("Training step.")]
+    held_out_loss: Annotated[Measured[Amount], doc("In nats per token, at that step.")]
     published: Annotated[bool, doc("The chosen one.")]
 
 
 class PublishedWeights(ev.Published, frozen=True, kw_only=True):
     """The weights that were evaluated and exported, and why these."""
 
-    # The report's own Candidate, with the figures of its score beside the step.
+    # The report's own Candidate, with the figures of its score next to the step.
     candidates: tuple[Candidate, ...]  # type: ignore[assignment]
 
 
 class Delta(Record, frozen=True, kw_only=True):
     """After minus before, for acceptance bars to refer to; the same as in changes."""
 
-    held_out_loss: Annotated[float, doc("In nats a token; negative is better.")]
+    held_out_loss: Annotated[float, doc("In nats per token; negative is better.")]
     held_out_loss_ci95: Annotated[Measured[Interval], doc("Paired bootstrap over documents.")]
     value_fraction: Annotated[Measured[float], doc("Of the metric.")]
     ci95: Annotated[Measured[Interval], doc("Paired bootstrap over questions.")]
@@ -123,10 +123,12 @@ class Evaluation(Record, frozen=True, kw_only=True):
     tools: Annotated[dict[str, str], doc("Versions of what scored the answers.")]
     recall: tuple[Recall, ...]
     samples: Annotated[tuple[ev.EvaluationSample, ...], doc("Right and wrong answers in turn.")]
-    worst: Annotated[tuple[ev.EvaluationSample, ...], doc("Wrong answers, once right ones first.")]
+    worst: Annotated[
+        tuple[ev.EvaluationSample, ...], doc("Wrong answers, formerly right ones first.")
+    ]
     answers_path: Annotated[str, doc("File with every answer.")]
-    unavailable: Annotated[dict[str, str], doc("Parts that could not be given, and why.")]
-    wall_s: Annotated[Amount, doc("Both sides, outside time.wall_s.")]
+    unavailable: Annotated[dict[str, str], doc("Missing parts, and why.")]
+    wall_s: Annotated[Amount, doc("Both sides, not part of time.wall_s.")]
     delta: Delta
 
 
@@ -138,7 +140,7 @@ class Bottleneck(Record, frozen=True, kw_only=True):
             "compute", "memory-bound kernels", "small kernels", "step", "data", "checkpoint",
             "evaluation", "start-up", "lost-work", "unknown",
         ],
-        doc("What took most of the time; step: the steps, and no counter says why."),
+        doc("What took most of the time; step: the steps, for no known reason."),
     # ``class`` is a keyword of Python, not of JSON.
     ] = field(name="class")  # fmt: skip
     confidence: Annotated[Literal["low", "medium", "high"], doc("How sure that is.")]
@@ -149,17 +151,17 @@ class Finding(Record, frozen=True, kw_only=True):
     """Something worth changing, with the evidence and the origin of the threshold."""
 
     code: Annotated[str, doc("Name of the rule.")]
-    severity: Annotated[Severity, doc("Weight.")]
-    evidence: Annotated[str, doc("What was seen.")]
-    threshold: Annotated[str, doc("What would have been silent.")]
-    threshold_origin: Annotated[str, doc("Who says so.")]
+    severity: Annotated[Severity, doc("How serious it is.")]
+    evidence: Annotated[str, doc("What was observed.")]
+    threshold: Annotated[str, doc("What would not be reported.")]
+    threshold_origin: Annotated[str, doc("Source of the threshold.")]
     recommendation: Annotated[str, doc("What to try.")]
-    worth_usd: Annotated[Amount | None, doc("Price of the time measured as lost: the most saved.")]
-    worth_reason: Annotated[str | None, doc("How that was reckoned, or why there is none.")]
+    worth_usd: Annotated[Amount | None, doc("Price of the measured lost time: the most saved.")]
+    worth_reason: Annotated[str | None, doc("How it was calculated, or why there is none.")]
 
 
 class AcceptanceVerdict(Record, frozen=True, kw_only=True):
-    """The verdict on a bar; ``not measured`` where the path holds null."""
+    """The verdict on a bar; ``not measured`` if the path has null."""
 
     rule: Annotated[str, doc("Path, operator and bar.")]
     verdict: Annotated[Literal["pass", "fail", "not measured"], doc("Outcome.")]
@@ -172,7 +174,7 @@ class KernelKind(Record, frozen=True, kw_only=True):
 
     kind: Annotated[str, doc("By the kernel's name.")]
     n_calls: Annotated[Count, doc("Launches.")]
-    total_s: Annotated[Amount, doc("Seconds in all watched steps.")]
+    total_s: Annotated[Amount, doc("Seconds in all profiled steps.")]
     # Sums of floats may come out a hair above one.
     share_fraction: Annotated[float, Meta(ge=0, le=1.000001, description="Of kernels_s.")]
 
@@ -180,27 +182,27 @@ class KernelKind(Record, frozen=True, kw_only=True):
 class SortedKernel(KernelKind, frozen=True, kw_only=True):
     """All launches of one kernel."""
 
-    name: Annotated[str, doc("As the profiler gives it.")]
+    name: Annotated[str, doc("As reported by the profiler.")]
 
 
 class Profile(Record, frozen=True, kw_only=True):
     """Profiler results of a few steps."""
 
-    n_steps: Annotated[Positive, doc("Steps that were watched.")]
-    first_step: Annotated[Positive, doc("The first of them; they follow each other.")]
+    n_steps: Annotated[Positive, doc("Steps that were profiled.")]
+    first_step: Annotated[Positive, doc("The first of them; they are consecutive.")]
     device: Annotated[str, doc("cuda: kernels are counted; cpu: operators.")]
-    wall_s: Annotated[Amount, doc("What these steps took while they were watched.")]
-    n_neighbor_steps: Annotated[Count, doc("Steps just before to compare with.")]
-    neighbor_step_s: Annotated[Measured[Amount], doc("Mean of one of those.")]
-    pause_s: Annotated[Amount, doc("Wait for the profiler to start and to write.")]
+    wall_s: Annotated[Amount, doc("What these steps took while profiled.")]
+    n_neighbor_steps: Annotated[Count, doc("Steps just before, for comparison.")]
+    neighbor_step_s: Annotated[Measured[Amount], doc("Mean of those steps.")]
+    pause_s: Annotated[Amount, doc("Wait for the profiler to start and write.")]
     device_busy_fraction: Annotated[Measured[Share], doc("Share of the span with a kernel.")]
     n_kernels: Annotated[Positive, doc("Kernels by name.")]
-    kernels_s: Annotated[Amount, doc("Seconds of all, without what they call.")]
+    kernels_s: Annotated[Amount, doc("Seconds of all, without the calls they make.")]
     n_trace_bytes: Annotated[Measured[Count], doc("Size of the trace.")]
-    step_s: Annotated[Amount, doc("Mean of a watched step.")]
+    step_s: Annotated[Amount, doc("Mean of a profiled step.")]
     overhead_fraction: Annotated[
-        # A watched step may happen to be the shorter one.
-        Measured[Annotated[float, Meta(ge=-1)]], doc("How much longer a watched step took.")
+        # A profiled step may happen to be the shorter one.
+        Measured[Annotated[float, Meta(ge=-1)]], doc("How much longer a profiled step took.")
     ]
     by_kind: Annotated[
         tuple[KernelKind, ...], Meta(min_length=1, description="All kernels, longest kind first.")
@@ -208,7 +210,7 @@ class Profile(Record, frozen=True, kw_only=True):
     kernels: Annotated[
         tuple[SortedKernel, ...], Meta(min_length=1, description="The longest kernels.")
     ]
-    trace: Annotated[Measured[str], doc("Chrome trace, packed by gzip.")]
+    trace: Annotated[Measured[str], doc("Chrome trace, gzipped.")]
     notes: Annotated[tuple[str, ...], doc("What was cut short.")]
 
 
@@ -216,31 +218,29 @@ class UsedStaging(Record, frozen=True, kw_only=True):
     """Where training read from on its machine."""
 
     weights: Annotated[Staged, doc("The base model's weights.")]
-    rows: Annotated[Staged | None, doc("The packed rows; none where it tokenized on the fly.")] = (
-        None
-    )
+    rows: Annotated[Staged | None, doc("The packed rows; none if it tokenized on the fly.")] = None
 
 
 class Staging(Staged, frozen=True, kw_only=True):
     """Where stage_to_nvme chose to read rows from (and weights, under that key), and why."""
 
     expert: Annotated[str, doc("Name of the expert.")]
-    weights: Annotated[Staged, doc("The same of the base model's weights.")]
+    weights: Annotated[Staged, doc("The same for the base model's weights.")]
     used: Measured[UsedStaging]
 
     @property
     def notes(self) -> tuple[Staged, ...]:
-        """What training read from; as planned, where it noted nothing."""
+        """What training read from; as planned, if it recorded nothing."""
         rows, weights = (self.used.rows, self.used.weights) if self.used else (self, self.weights)
         return (rows, weights) if rows else (weights,)
 
 
 class ChainLink(Record, frozen=True, kw_only=True):
-    """A stage of the chain, from the note beside its record."""
+    """A stage of the chain, from the note next to its record."""
 
     stage: Annotated[str, doc("Rule that made the record.")]
-    record: Annotated[str, doc("Its place; of many shards, the pattern.")]
-    sha256: Annotated[str, doc("Hash of the record; of many, of their hashes.")]
+    record: Annotated[str, doc("Its path; for many shards, the pattern.")]
+    sha256: Annotated[str, doc("Hash of the record; for many, of their hashes.")]
     code: Annotated[str, doc("Digest of the stage's code.")]
 
 
@@ -253,9 +253,9 @@ class Provenance(Struct, frozen=True, kw_only=True):
     input_sha256: Annotated[dict[str, str], doc("Hash of every record that was read.")]
     driver: Annotated[Measured[str], doc("Driver of the card.")]
     torch: Annotated[Measured[str], doc("Release of torch.")]
-    command: Annotated[Measured[str], doc("What makes this again.")]
-    host_hash: Annotated[Measured[str], doc("Tells two machines apart and names neither.")]
-    fingerprint: Annotated[str, doc("All that decides the weights.")]
+    command: Annotated[Measured[str], doc("Command that reproduces this.")]
+    host_hash: Annotated[Measured[str], doc("Distinguishes machines without naming them.")]
+    fingerprint: Annotated[str, doc("Everything that decides the weights.")]
     documents_sha256: Annotated[str, doc("Hash of the documents kept.")]
     packing_sha256: Annotated[str, doc("Hash of the packed rows.")]
     tokenizer_sha256: Annotated[str, doc("Hash of the tokenizer.")]
@@ -276,7 +276,7 @@ class Verdict(Record, frozen=True, kw_only=True):
 class Report(Record, frozen=True, kw_only=True):
     """Where the time and money of a training run went, and what the model learned."""
 
-    schema_version: Annotated[Literal[2], doc("Raised when a path changes its meaning.")]
+    schema_version: Annotated[Literal[2], doc("Incremented when a path changes its meaning.")]
     run: rr.Run
     model: rr.Model
     data: rr.Data
@@ -285,14 +285,14 @@ class Report(Record, frozen=True, kw_only=True):
     time: rr.Time
     throughput: rr.Throughput
     cost: rr.Cost
-    bill: Annotated[Measured[rr.Bill], doc("The whole run; null where jobs ran by hand.")]
+    bill: Annotated[Measured[rr.Bill], doc("The entire run; null if jobs ran by hand.")]
     plan: rr.PlanForecast
     evaluation: Evaluation
     staging: Staging
-    profile: Annotated[Measured[Profile], doc("Null where no step was watched.")]
+    profile: Annotated[Measured[Profile], doc("Null if no step was profiled.")]
     export: ExportRecord
     comparison: Annotated[
-        tuple[AblationRecord, ...], doc("One ablation, or none; it has the reasons of its nulls.")
+        tuple[AblationRecord, ...], doc("One ablation, or none; it has the reasons for its nulls.")
     ]
     provenance: Provenance
     plan_against_actual: tuple[rr.PlanRow, ...]

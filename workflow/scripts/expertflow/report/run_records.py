@@ -1,4 +1,4 @@
-"""The sections of report.json on the run: data, settings, training, hardware, time, cost, plan."""
+"""Sections of report.json about the run: data, settings, training, hardware, time, cost, plan."""
 
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
@@ -55,7 +55,7 @@ class Model(Record, frozen=True, kw_only=True):
     method: Annotated[Literal["full", "lora", "qlora"], doc("What is trained.")]
     lora: Measured[LoraSpec]
     flops_per_token_model: Annotated[Amount, doc("FLOP, for MFU.")]
-    flops_per_token_hardware: Annotated[Amount, doc("For HFU: adds what is computed again.")]
+    flops_per_token_hardware: Annotated[Amount, doc("For HFU: adds what is recomputed.")]
     convention: Annotated[str, doc("What the two counts include.", of="flops_convention")]
 
 
@@ -68,10 +68,10 @@ class Source(Record, frozen=True, kw_only=True):
     license: Annotated[Measured[str], doc("As the manifest states it.")]
     n_files: Annotated[Count, doc("Files that were read.")]
     n_bytes: Annotated[Count, doc("Their size.")]
-    n_records: Annotated[Measured[int], doc("Records read, without those that where leaves out.")]
+    n_records: Annotated[Measured[int], doc("Records read, without those that where excludes.")]
     sha256: Annotated[str, doc("Hash of their content.")]
-    notes: Annotated[tuple[str, ...], doc("What the source says of itself.")]
-    n_train: Annotated[Count, doc("Documents that are trained on.")]
+    notes: Annotated[tuple[str, ...], doc("What the source says about itself.")]
+    n_train: Annotated[Count, doc("Documents trained on.")]
     n_held_out: Annotated[Count, doc("Documents held out.")]
     n_left_out: Annotated[Count, doc("Records rejected, filtered or dropped.")]
 
@@ -85,22 +85,22 @@ class Data(Record, frozen=True, kw_only=True):
     documents_train_copies: Annotated[Count, doc("Those, as often as an epoch sees them.")]
     documents_held_out: Annotated[Count, doc("Documents kept for evaluation.")]
     documents_with_special_text: Annotated[Count, doc("Those that name a special token.")]
-    rejected_by_reason: Annotated[Counts, doc("Records that were no document.")]
-    filtered_by_reason: Annotated[Counts, doc("Kept out by a check, a secret, or a benchmark.")]
+    rejected_by_reason: Annotated[Counts, doc("Records that did not become a document.")]
+    filtered_by_reason: Annotated[Counts, doc("Filtered out by a check, a secret, or a benchmark.")]
     dropped_by_reason: Annotated[Counts, doc("Documents that were not kept.")]
-    noted_by_reason: Annotated[Counts, doc("Documents of an unusual form, which were taken.")]
+    noted_by_reason: Annotated[Counts, doc("Documents of unusual form that were accepted.")]
     kept_by_category: Annotated[Counts, doc("Documents kept, of the largest categories.")]
     duplicate_examples: tuple[DuplicateExample, ...]
-    chat_template: Annotated[Origin, doc("Where it is from.")]
+    chat_template: Annotated[Origin, doc("Where it came from.")]
     samples: tuple[DecodedSample, ...]
     sources: tuple[Source, ...]
-    packing: Annotated[str, doc("How documents were laid into rows.")]
-    overflow: Annotated[str, doc("What became of documents longer than a row.")]
+    packing: Annotated[str, doc("How documents were packed into rows.")]
+    overflow: Annotated[str, doc("What was done with documents longer than a row.")]
     seq_len: Annotated[Positive, doc("Length of a row, in tokens.", of="sequence_length_tokens")]
     seq_len_reason: Annotated[str, doc("Why this length.", of="length_reason")]
-    seq_len_suggestion: Annotated[str, doc("The shortest rows that cut hardly any document.")]
+    seq_len_suggestion: Annotated[str, doc("The shortest rows that cut almost no document.")]
     tokenizer_engines: Annotated[Counts, doc("Shards by engine and its version.", of="engines")]
-    tokenizer_fallbacks: Annotated[tuple[str, ...], doc("Why some shards had the slower engine.")]
+    tokenizer_fallbacks: Annotated[tuple[str, ...], doc("Why some shards used the slower engine.")]
     sequences: Annotated[Count, doc("Rows of the training split.")]
     useful_tokens: Annotated[Count, doc("Tokens in those rows, no padding.")]
     trained_tokens: Annotated[Count, doc("Tokens over all epochs, no padding.", of="n_tokens")]
@@ -113,20 +113,20 @@ class Data(Record, frozen=True, kw_only=True):
 
 
 def _reported_settings() -> list[tuple[str, Any]]:
-    """Declare a key for every setting that says so, of the type that a plan resolves it to.
+    """Declare a key for every reported setting, of the type that a plan resolves it to.
 
-    A choice is any text, as what was used may be more exact than the choice.
+    A choice is any text, because the value used may be more specific than the choice.
     """
     resolved = get_type_hints(TrainPlan)
     return [
-        # A plan holds ``float`` where a manifest may say ``auto``.
+        # A plan has ``float`` where a manifest may have ``auto``.
         (s.name, Annotated[str if get_origin(s.kind) is Literal else kind, doc(s.text)])
         for s in list_settings(TrainingSection)
         if s.reported and (kind := resolved.get(s.name, s.kind))
     ]
 
 
-# Any, as a type checker cannot see fields that are made at run time.
+# Any, because a type checker cannot see fields that are created at run time.
 ReportedSettings: Any = defstruct(
     "ReportedSettings", _reported_settings(), bases=(Record,), frozen=True, kw_only=True
 )
@@ -136,7 +136,7 @@ class TrainingParameters(ReportedSettings, frozen=True, kw_only=True):  # type: 
     """Settings as used. Keys without a unit follow the names of common trainers."""
 
     warmup_steps: Annotated[Count, doc("Steps of rising learning rate.")]
-    global_batch_sequences: Annotated[Positive, doc("Rows a step.")]
+    global_batch_sequences: Annotated[Positive, doc("Rows per step.")]
     total_steps: Annotated[Positive, doc("Optimizer steps.", of="n_steps")]
     tf32: Annotated[bool, doc("TF32 matrix products were allowed.", of=name_of(TrainPlan.use_tf32))]
 
@@ -146,19 +146,19 @@ class TrainingOutcome(Record, frozen=True, kw_only=True):
 
     steps: Annotated[Count, doc("Optimizer steps done.")]
     planned_steps: Annotated[Count, doc("Optimizer steps planned.")]
-    stopped_early_at_step: Annotated[Measured[int], doc("After evaluations that brought nothing.")]
+    stopped_early_at_step: Annotated[Measured[int], doc("After evaluations without improvement.")]
     published_step: Annotated[Count, doc("Step whose weights are published.")]
     n_candidates: Annotated[Count, doc("Checkpoints kept to choose from.")]
     epochs: Annotated[Amount, doc("Passes over the data done.")]
-    sessions: Annotated[Count, doc("Processes; more than one was resumed.")]
+    sessions: Annotated[Count, doc("Processes; more than one if resumed.")]
     resumed_at_steps: Annotated[tuple[int, ...], doc("Where it was resumed.")]
     saves: Annotated[Count, doc("Checkpoints written.")]
-    checkpoint_write_s: Annotated[Amount, doc("Writing beside training, in the last session.")]
+    checkpoint_write_s: Annotated[Amount, doc("Writing during training, in the last session.")]
     memory_retries: tuple[tr.MemoryRetry, ...]
     fallbacks: tuple[tr.Fallback, ...]
     on_the_fly: Annotated[bool, doc("Documents were tokenized as needed, not packed.")]
     sampled_steps: Measured[tr.SampledSteps]
-    activated: Annotated[tuple[str, ...], doc("Optimisations that were on.")]
+    activated: Annotated[tuple[str, ...], doc("Optimizations that were on.")]
     loss_first: Annotated[float, doc("Training loss at the start.")]
     loss_last: Annotated[float, doc("Training loss at the end.")]
     eval_points: tuple[tr.EvalPoint, ...]
@@ -166,11 +166,11 @@ class TrainingOutcome(Record, frozen=True, kw_only=True):
     epoch_summaries: Annotated[
         tuple[tr.EpochSummary, ...], Meta(min_length=1, description="One for each epoch started.")
     ]
-    series_path: Annotated[str, doc("One JSON record a step.", of="steps_path")]
+    series_path: Annotated[str, doc("One JSON record per step.", of="steps_path")]
 
 
 class Gpu(Record, frozen=True, kw_only=True):
-    """The card; null where none was used or the figure is unknown."""
+    """The card; null if none was used or the figure is unknown."""
 
     name: Annotated[Measured[str], doc("As the driver names it.")]
     driver: Annotated[Measured[str], doc("Driver version.")]
@@ -182,13 +182,13 @@ class Gpu(Record, frozen=True, kw_only=True):
     peak_source: Annotated[Measured[str], doc("Source of the peak.")]
     sources: Annotated[Measured[dict[str, str]], doc("Source of each figure, by its name.")]
     memory_total_bytes: Annotated[Measured[Amount], doc("Memory of the card.")]
-    power_limit_w: Annotated[Measured[Amount], doc("Power limit in force.")]
+    power_limit_w: Annotated[Measured[Amount], doc("Power limit in effect.")]
 
 
 class ReferenceBand(Record, frozen=True, kw_only=True):
-    """A band that an earlier set-up worked by."""
+    """A band that an earlier setup used."""
 
-    quantity: Annotated[str, doc("Key beside this one that the band is for.")]
+    quantity: Annotated[str, doc("Sibling key that the band is for.")]
     low: Annotated[float, doc("Low end.")]
     high: Annotated[float, doc("High end.")]
     unit: Annotated[str, doc("Unit of the ends.")]
@@ -202,17 +202,17 @@ class Hardware(Record, frozen=True, kw_only=True):
     collection_interval_seconds: Annotated[
         Measured[Annotated[float, Meta(gt=0)]], doc("As configured; null: the monitor chose it.")
     ]
-    collection_interval_effective_seconds: Annotated[Measured[Amount], doc("As it came out.")]
+    collection_interval_effective_seconds: Annotated[Measured[Amount], doc("As measured.")]
     samples: Annotated[Count, doc("Readings taken.")]
-    watched_s: Annotated[Measured[Amount], doc("Stretch of time that was watched.", of="wall_s")]
-    series_path: Annotated[str, doc("One JSON record a sample.", of="gpu_path")]
+    watched_s: Annotated[Measured[Amount], doc("Time span that was monitored.", of="wall_s")]
+    series_path: Annotated[str, doc("One JSON record per sample.", of="gpu_path")]
     device: Annotated[str, doc("Device that trained.")]
     n_gpus: Annotated[Count, doc("Cards that trained; 0 on a CPU.")]
     n_gpus_visible: Annotated[Measured[Count], doc("Cards that the monitor saw.", of="n_gpus")]
     threads: Annotated[Positive, doc("CPU threads of the trainer.")]
-    machine: Annotated[Measured[dict[str, Any]], doc("What the job's preflight found it to be.")]
+    machine: Annotated[Measured[dict[str, Any]], doc("As found by the job's preflight.")]
     gpu: Gpu
-    any_kernel_percent: Annotated[Measured[Stats], doc("Some kernel ran; no more.")]
+    any_kernel_percent: Annotated[Measured[Stats], doc("Some kernel ran; nothing more.")]
     sm_active_percent: Annotated[Measured[Stats], doc("Multiprocessors had work.")]
     tensor_active_percent: Annotated[Measured[Stats], doc("Tensor cores were busy.")]
     power_w: Annotated[Measured[Stats], doc("Power of the card.")]
@@ -223,28 +223,30 @@ class Hardware(Record, frozen=True, kw_only=True):
     pcie_rx_bytes_per_s: Annotated[Measured[Stats], doc("To the card.")]
     pcie_tx_bytes_per_s: Annotated[Measured[Stats], doc("From the card.")]
     throttle_s: Annotated[
-        Measured[dict[str, Amount]], doc("By what held the clocks back; causes may overlap.")
+        Measured[dict[str, Amount]], doc("By cause of throttling; causes may overlap.")
     ]
-    throttle_source: Annotated[Measured[str], doc("The card's counters, or reasons as seen.")]
+    throttle_source: Annotated[Measured[str], doc("The card's counters, or sampled reasons.")]
     temperature_limits_c: Annotated[
         Measured[dict[str, float]], doc("The device's own: slowdown, shutdown, max_operating.")
     ]
     cpu_percent: Annotated[Measured[Stats], doc("Load of all CPU cores.")]
     ram_used_bytes: Annotated[Measured[Stats], doc("Host memory in use.")]
-    disk_read_bytes: Annotated[Measured[Amount], doc("Read from disks by the whole machine.")]
+    disk_read_bytes: Annotated[Measured[Amount], doc("Read from disks by the entire machine.")]
     disk_write_bytes: Annotated[Measured[Amount], doc("Written to disks by it.")]
     energy_j: Annotated[Measured[Amount], doc("Energy of the card.")]
     energy_source: Annotated[Measured[str], doc("How it was read.")]
     energy_all_j: Annotated[Measured[Amount], doc("Energy of all visible cards.")]
     power_all_w: Annotated[Measured[Stats], doc("Power of all visible cards.")]
-    monitor_cpu_fraction: Annotated[Measured[Amount], doc("What the monitor took of one core.")]
-    memory_peak_allocated_bytes: Annotated[Measured[Amount], doc("Live tensors at most.")]
-    memory_peak_reserved_bytes: Annotated[Measured[Amount], doc("Held by the allocator.")]
+    monitor_cpu_fraction: Annotated[
+        Measured[Amount], doc("Share of one core that the monitor used.")
+    ]
+    memory_peak_allocated_bytes: Annotated[Measured[Amount], doc("Peak of live tensors.")]
+    memory_peak_reserved_bytes: Annotated[Measured[Amount], doc("Peak held by the allocator.")]
     memory_spilled_bytes: Annotated[
-        Measured[Amount], doc("Held beyond all that the card was seen to hold: on the host.")
+        Measured[Amount], doc("Held beyond the card's highest reading: on the host.")
     ]
     host_memory_peak_bytes: Annotated[Count, doc("Resident memory of the trainer.")]
-    lost_readings: Annotated[Counts, doc("Failed for once, by figure.")]
+    lost_readings: Annotated[Counts, doc("Single failed readings, by figure.")]
     monitor_remarks: Annotated[tuple[str, ...], doc("What qualifies the monitor's figures.")]
     reference_bands: tuple[ReferenceBand, ...]
     assessment: Annotated[tuple[str, ...], doc("The monitor's own remarks.")]
@@ -258,13 +260,13 @@ class TrainingReport(Record, frozen=True, kw_only=True):
 
 
 class Time(tr.TimeSpent, frozen=True, kw_only=True):
-    """Wall time and its parts, which add up within 1 %; train_s has parts of its own."""
+    """Wall time and its parts, which add up within 1 %; train_s has its own parts."""
 
     split_source: Annotated[
         Measured[Literal["stamps", "sampled steps"]],
-        doc("The host's stamps on a CPU, on a GPU the shares in the steps that were sampled."),
+        doc("Host timestamps on a CPU; on a GPU, the shares in sampled steps."),
     ]
-    gpu_idle_source: Annotated[Measured[str], doc("How gpu_idle_s, an estimate, was reckoned.")]
+    gpu_idle_source: Annotated[Measured[str], doc("How gpu_idle_s, an estimate, was calculated.")]
 
 
 class Throughput(Record, frozen=True, kw_only=True):
@@ -277,7 +279,7 @@ class Throughput(Record, frozen=True, kw_only=True):
     mfu_fraction: Annotated[Measured[Share], doc("Model FLOP/s over the dense peak.")]
     hfu_fraction: Annotated[Measured[Share], doc("Hardware FLOP/s over the dense peak.")]
     goodput_fraction: Annotated[Measured[Share], doc("train_s over wall_s.")]
-    convention: Annotated[str, doc("What MFU and HFU divide by what.")]
+    convention: Annotated[str, doc("How MFU and HFU are calculated.")]
 
 
 class Cost(Record, frozen=True, kw_only=True):
@@ -300,7 +302,7 @@ class StageBill(Record, frozen=True, kw_only=True):
     jobs: Annotated[Positive, doc("Its jobs.")]
     attempts: Annotated[Positive, doc("Their processes; more than jobs if some failed.")]
     wall_s: Annotated[Amount, doc("Seconds of all attempts.")]
-    card_s: Annotated[Measured[Amount], doc("Those times the cards that each held.")]
+    card_s: Annotated[Measured[Amount], doc("Those times the cards that each used.")]
     usd: Annotated[Measured[Amount], doc("card_s at the price: what a cluster bills.")]
 
 
@@ -310,13 +312,13 @@ class MachineTime(Record, frozen=True, kw_only=True):
     first_start: Annotated[str, doc("ISO 8601.")]
     last_end: Annotated[str, doc("ISO 8601.")]
     n_machines: Annotated[Positive, doc("Machines that ran jobs.")]
-    wall_s: Annotated[Amount, doc("Seconds in which jobs ran or the next was waited for.")]
-    usd: Annotated[Measured[Amount], doc("Of the machine that trained: what a rented box bills.")]
-    usd_source: Annotated[str, doc("What usd was reckoned from.")]
+    wall_s: Annotated[Amount, doc("Seconds with jobs running or the next one pending.")]
+    usd: Annotated[Measured[Amount], doc("Of the machine that trained: what a rental bills.")]
+    usd_source: Annotated[str, doc("What usd was calculated from.")]
 
 
 class LostAttempts(Record, frozen=True, kw_only=True):
-    """Attempts of a stage whose work was thrown away."""
+    """Attempts of a stage whose work was discarded."""
 
     what: Annotated[str, doc("Stage, and what was lost.")]
     attempts: Annotated[Positive, doc("How many ended early.")]
@@ -329,8 +331,8 @@ class Bill(Record, frozen=True, kw_only=True):
 
     stages: tuple[StageBill, ...]
     between_jobs_s: Annotated[Amount, doc("Seconds between jobs.")]
-    overlap_s: Annotated[Amount, doc("Seconds counted twice, as jobs ran side by side.")]
-    idle_card_s: Annotated[Measured[Amount], doc("The training machine's without a card job.")]
+    overlap_s: Annotated[Amount, doc("Seconds counted twice because jobs ran in parallel.")]
+    idle_card_s: Annotated[Measured[Amount], doc("The training machine's, without a card job.")]
     machine: MachineTime
     lost: tuple[LostAttempts, ...]
 
@@ -352,14 +354,14 @@ class PlanForecast(Record, frozen=True, kw_only=True):
     micro_batch_size: Annotated[
         Positive, doc("Rows of a micro-batch.", of=name_of(TrainPlan.batch_size))
     ]
-    gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches a step.")]
+    gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches per step.")]
     trained_tokens: Annotated[Count, doc("All epochs, no padding.", of="predicted_tokens")]
     useful_tokens_per_s: Annotated[Measured[Amount], doc("trained_tokens over step_hours.")]
     memory_peak_bytes: Annotated[Measured[Amount], doc("Peak device memory.")]
     memory: Measured[MemoryParts]
     next_micro_batch_peak_bytes: Annotated[Measured[Amount], doc("At most, with twice the rows.")]
     without_checkpointing_peak_bytes: Annotated[
-        Measured[Amount], doc("At most, with all activations kept; null where they are kept.")
+        Measured[Amount], doc("At most, with all activations kept; null if they are kept.")
     ]
     memory_reason: Annotated[str, doc("How memory was predicted.", of="predicted_peak_reason")]
     calibrated: Annotated[bool, doc("The band was measured by a short run of this plan.")]
@@ -368,10 +370,10 @@ class PlanForecast(Record, frozen=True, kw_only=True):
     step_hours: Annotated[Measured[Amount], doc("Hours of stepping.")]
     save_hours: Annotated[Measured[Amount], doc("Hours of saving.")]
     eval_hours: Annotated[Measured[Amount], doc("Hours of held-out evaluation.")]
-    startup_hours: Annotated[Measured[Amount], doc("Hours of all that happens once.")]
+    startup_hours: Annotated[Measured[Amount], doc("Hours of one-time work.")]
     usd: Annotated[Measured[Amount], doc("Cost of training.")]
-    billing_minutes: Annotated[Measured[Amount], doc("Predicted dollars are of hours rounded up.")]
-    bound: Annotated[Measured[StepBound], doc("What most of a step goes to, by the plan's model.")]
+    billing_minutes: Annotated[Measured[Amount], doc("Predicted dollars are for hours rounded up.")]
+    bound: Annotated[Measured[StepBound], doc("What takes most of a step, by the plan's model.")]
     step: Annotated[Measured[StepSeconds], doc("The parts of a step, by the same model.")]
     band: PlanBand
     cost_reason: Annotated[str, doc("How time and cost were predicted.", of="reason")]
@@ -381,14 +383,14 @@ class PlanForecast(Record, frozen=True, kw_only=True):
 
 
 class PlanRow(Record, frozen=True, kw_only=True):
-    """A prediction beside its measurement."""
+    """A prediction next to its measurement."""
 
     quantity: Annotated[str, doc("What is compared.")]
     unit: Annotated[
         Literal["steps", "tokens", "tokens/s", "h", "usd", "bytes"], doc("Unit of the figures.")
     ]
     plan: Annotated[Measured[Amount], doc("The plan's figure.")]
-    plan_low: Annotated[float | None, doc("Low end of the plan's band; null without.")]
+    plan_low: Annotated[float | None, doc("Low end of the plan's band, if any.")]
     plan_high: Annotated[float | None, doc("High end of the plan's band.")]
     actual: Annotated[Measured[Amount], doc("What the run measured.")]
     difference_fraction: Annotated[Measured[float], doc("actual / plan - 1.")]

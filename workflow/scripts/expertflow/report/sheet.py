@@ -17,7 +17,7 @@ from expertflow.report.learned import format_difference, format_interval
 from expertflow.report.measured import NO_REASON, NOT_MEASURED, Missing, is_measured
 
 TEMPLATES = Path(__file__).with_name("templates")
-N_ROWS = 60  # longer tables end with a reference to the JSON beside the page
+N_ROWS = 60  # longer tables end with a reference to the JSON next to the page
 N_CHARS = 1_200
 UNITS = {
     "steps": f.count, "tokens": f.short, "tokens/s": f.short, "h": f.hours, "usd": f.usd,
@@ -41,7 +41,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 def _show(write: Callable[..., Any], value: Any, *more: Any, blank: str = NOT_MEASURED) -> Any:
-    """Write a figure; a missing one as ``blank``, with its reason where the mouse rests on it."""
+    """Write a figure; a missing one as ``blank``, with its reason as a tooltip."""
     if is_measured(value):
         return write(value, *more)
     reason = value.reason if isinstance(value, Missing) else NO_REASON
@@ -53,14 +53,14 @@ def templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
-        # Values alone come here. Markup, our own SVG, is a subclass of str and passes as it is.
+        # Only values come here. Markup, our own SVG, is a subclass of str and passes unchanged.
         finalize=lambda value: show_hidden(value) if type(value) is str else value,
-        # A misspelled field ends the rendering, in place of an empty cell.
+        # A misspelled field stops the rendering, instead of leaving an empty cell.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Every filter copes with what is missing, so no template has to ask.
+    # Every filter handles missing values, so templates need not check.
     environment.filters |= {name: partial(_show, write) for name, write in FILTERS.items()}
     environment.tests["measured"] = is_measured
     environment.globals["n_rows"] = N_ROWS

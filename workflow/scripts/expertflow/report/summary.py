@@ -47,22 +47,22 @@ def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
         ("verdict", f"{verdict.answer} {verdict.sentence}"),
         *((label, f"{item.change}: {format_change(item)}") for label, item in changes if item),
         *(_figure(tile) for tile in make_tiles(report)),
-        ("whole run", _whole_run(report)),
+        ("entire run", _entire_run(report)),
         *(("ablation", in_a_line(record)) for record in report.comparison),
         ("report", str(html_path)),
     ]
-    # Plain blanks, so that grep finds what one reads: 45 min.
+    # Plain spaces, so that grep finds the text as shown: 45 min.
     return [(label, show_hidden(text.replace(f.NBSP, " "))) for label, text in rows]
 
 
-def _whole_run(report: Report) -> str:
+def _entire_run(report: Report) -> str:
     bill = report.bill
     if isinstance(bill, Missing):
         return f"{bill}: {bill.reason}"
     parts = [f"{f.duration(bill.machine.wall_s)} from first job to last"]
     if is_measured(bill.machine.usd):
         parts.append(f"{f.usd(bill.machine.usd)} on a rented machine")
-    # Three say where the time went; the page has all.
+    # Three show where the time went; the page has all.
     longest = sorted(bill.stages, key=lambda stage: -stage.wall_s)[:3]
     parts += [f"{stage.stage} {f.duration(stage.wall_s)}" for stage in longest]
     if lost_s := sum(lost.wall_s for lost in bill.lost):
@@ -71,7 +71,7 @@ def _whole_run(report: Report) -> str:
 
 
 def _figure(tile: Tile) -> tuple[str, str]:
-    # MFU stays; Held-out loss begins small, as the other labels do.
+    # MFU stays; Held-out loss starts in lower case like the other labels.
     label = tile.label if tile.label.isupper() else tile.label[:1].lower() + tile.label[1:]
     if isinstance(tile.value, Missing):
         return label, f"{tile.value}: {tile.value.reason}"

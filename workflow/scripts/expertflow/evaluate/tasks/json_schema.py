@@ -117,7 +117,7 @@ def _first_error(validator: Any, value: Any) -> str | None:
 
 def _why(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "it refers to itself without end"
+        return "it refers to itself endlessly"
     if isinstance(error, UnknownType):
         return f"there is no type {error.type!r:.60}"
     return one_line(error) or type(error).__name__

@@ -22,7 +22,7 @@ from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import StepRecord
 
 GB = 1e-9
-LENGTHS_TO_JUDGE = (1536, 2048)  # what the set-ups that this replaces cut documents to
+LENGTHS_TO_JUDGE = (1536, 2048)  # where the setups that this replaces cut documents
 LEAST_BAND_PX = 2  # a pause of two seconds in an hour still shows
 LINE_PX = 15
 CENTER = 0.45  # labels right of it run to the left
@@ -36,7 +36,7 @@ def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
     begin, end = train.iloc[0], train.iloc[-1]
     held_out = [{"x": point.step, "y": point.loss} for point in inputs.training.eval_points]
     last_step = inputs.steps[-1].step
-    label = f"Training loss from {f.loss(begin.y)} to {f.loss(end.y)} nats a token"
+    label = f"Training loss from {f.loss(begin.y)} to {f.loss(end.y)} nats per token"
     if held_out:
         first, last = held_out[0]["y"], held_out[-1]["y"]
         label += f", held-out loss from {f.loss(first)} to {f.loss(last)}"
@@ -44,9 +44,9 @@ def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
     # A loss that never changes still needs an axis of some height.
     room = 0.04 * (max(values) - min(values)) or 0.1
     low, high = min(values) - room, max(values) + room
-    # An evaluation before the first step lies at 0, left of the training loss.
+    # An evaluation before the first step is at 0, left of the training loss.
     start = 0.0 if any(point["x"] == 0 for point in held_out) else begin.x
-    # A run of one step would have an axis without width.
+    # A run of one step would have an axis of zero width.
     steps = alt.Scale(domain=[min(start, last_step - 1), last_step])
     height = alt.Scale(domain=[low, high])
 
@@ -62,7 +62,7 @@ def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
         ]  # fmt: skip
 
     return fr.both_sizes(
-        draw, title="Loss", unit="nats a token", label=f"{label}, over {last_step:,} steps",
+        draw, title="Loss", unit="nats per token", label=f"{label}, over {last_step:,} steps",
         height_px=190,
     )  # fmt: skip
 
@@ -126,9 +126,9 @@ def list_panels(inputs: ReportInputs) -> list[Panel]:
               limit_label=f"limit {monitor.power_limit_w or 0:.0f} W"),
         Panel("memory_used_bytes", "GPU memory in use", "GB", fr.PURPLE,
               read("memory_used_bytes", GB), limit=total_gb,
-              limit_label=f"{total_gb or 0:.3g} GB in all"),
+              limit_label=f"{total_gb or 0:.3g} GB total"),
         Panel("temperature_c", "GPU temperature", "°C", fr.ORANGE, read("temperature_c"),
-              bottom=20.0, limit=slow_c, limit_label=f"slow-down {slow_c or 0:.0f} °C"),
+              bottom=20.0, limit=slow_c, limit_label=f"slowdown {slow_c or 0:.0f} °C"),
         Panel("cpu_percent", "CPU", "% of all cores", fr.GREEN, read("cpu_percent"), top=100.0),
         Panel("ram_used_bytes", "Host memory in use", "GB", fr.PURPLE, read("ram_used_bytes", GB)),
     ]  # fmt: skip
@@ -151,7 +151,7 @@ def _panel_chart(
     top = max(panel.top or 0.0, limit, highest, panel.bottom + 1e-9)
     if panel.limit is None and panel.top is None:
         top = fr.round_up(top, 3)
-    # A card in a cold room may lie below the usual start of the axis.
+    # A card in a cold room may be below the usual start of the axis.
     bottom = min(panel.bottom, 10 * math.floor(lowest / 10))
     time = alt.Scale(domain=[0, end])
     height = alt.Scale(domain=[bottom, top])
@@ -179,7 +179,7 @@ def _panel_chart(
 
 def _plot_bands(spans: list[Interval], color: str, scale: float, least: float) -> alt.Chart:
     drawn = [(a / scale, max(b / scale, a / scale + least)) for a, b in spans]
-    # A gap that no screen could show is none.
+    # A gap that no screen could show does not count.
     rows = [{"x": start, "x2": end} for start, end in join_intervals(drawn, least / 2)]
     bands: alt.Chart = fr.plot(rows).mark_rect(color=color, opacity=0.4)
     return bands.encode(x2="x2:Q", y=alt.value(0), y2=alt.value("height"))
@@ -196,7 +196,7 @@ def _plot_limit(panel: Panel) -> list[alt.Chart]:
 
 
 class Cut(NamedTuple):
-    """A row length, and the share of documents that are longer; None where nobody counted."""
+    """A row length, and the share of documents that are longer; None if not counted."""
 
     length_tokens: int
     fraction: float | None
@@ -205,7 +205,7 @@ class Cut(NamedTuple):
 
 
 def judge_lengths(packing: PackingRecord) -> list[Cut]:
-    """Return what rows of the chosen length, and of those that others use, cut off."""
+    """Return what rows of the chosen length, and of lengths that others use, cut off."""
     histogram, chosen = packing.histogram, packing.sequence_length_tokens
     n_documents = sum(histogram.counts)
     counted = {choice.sequence_length_tokens: choice for choice in packing.choices}
@@ -225,19 +225,19 @@ def judge_lengths(packing: PackingRecord) -> list[Cut]:
 
 
 def length_chart(packing: PackingRecord) -> fr.Chart:
-    """Draw the histogram of document lengths, with those cuts that lie where documents are."""
+    """Draw the histogram of document lengths, with the cuts that are where documents are."""
     histogram, chosen = packing.histogram, packing.sequence_length_tokens
     edges, counts = histogram.edges, histogram.counts
     # A cut far beyond the last document would press the bars into a corner.
     longest = max(chosen, 2 * histogram.max)
     shown = [cut for cut in judge_lengths(packing) if cut.length_tokens <= longest]
-    # Bins of a geometric series want a logarithmic axis; those of a narrow range are even.
+    # Bins of a geometric series need a logarithmic axis; those of a narrow range are even.
     grows = edges[0] > 0 and edges[-1] - edges[-2] > 2 * (edges[1] - edges[0])
     bars = [
         {"x": low, "x2": high, "y": n}
         for low, high, n in zip(edges, edges[1:], counts, strict=False)
     ]
-    if grows:  # the short end, where nothing is, would take half the width
+    if grows:  # the empty short end would take half the width
         bars = bars[next((i for i, bar in enumerate(bars) if bar["y"]), 0) :]
     start = bars[0]["x"]
     end = max([edges[-1], *(cut.length_tokens * 1.02 for cut in shown)])
@@ -262,8 +262,8 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
         return x, y, [bar.encode(x2="x2:Q", y2=alt.datum(0)), *rules, *texts]
 
     n_documents, n_tokens = sum(counts), packing.train.n_tokens
-    # What is trained on several times counts as often.
-    documents = f"{n_documents:,} documents, repeats and held-out ones included"
+    # Documents that are trained on several times count each time.
+    documents = f"{n_documents:,} documents, including repeats and held-out ones"
     unit = f"{documents}, by tokens"
     if n_cells := n_tokens + packing.train.n_padding_tokens:
         unit += f"; rows are {f.percent(n_tokens / n_cells)} full"

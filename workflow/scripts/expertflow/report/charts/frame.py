@@ -17,7 +17,7 @@ from markupsafe import Markup
 from expertflow.core.format import show_hidden
 from expertflow.core.records import Record
 
-# Of the page's style sheet, which has a dark value for each.
+# From the page's style sheet, which has a dark value for each.
 BLUE, GREEN, ORANGE, PURPLE, YELLOW, RED = (
     f"var(--{name})" for name in ("blue", "green", "orange", "purple", "yellow", "red")
 )
@@ -42,7 +42,7 @@ ROUND_TIMES = (1.0, 1.5, 2.0, 3.0, 5.0)  # 15 and 30 min are rounder than 25
 
 
 class Chart(Record, frozen=True, kw_only=True):
-    """A chart in both sizes, as inline SVG. Title, unit and note are written by the page."""
+    """A chart in both sizes, as inline SVG. The page writes title, unit and note."""
 
     title: str
     unit: str
@@ -56,7 +56,7 @@ Drawing = tuple[alt.X, alt.Y, list[alt.Chart]]
 
 
 class ScreenForm(Record, frozen=True, kw_only=True):
-    """What a size of screen allows. ``n_*_ticks`` are upper bounds."""
+    """What a screen size allows. ``n_*_ticks`` are upper bounds."""
 
     width_px: int
     stretch: float
@@ -107,7 +107,7 @@ def round_ticks(
     span = max(high - low, 1e-9)
     power = 10.0 ** (math.floor(math.log10(span)) - 1)
     for step in (power * scale * size for scale in (1, 10, 100) for size in rounds):
-        # 0.3 / 0.1 is 2.9999999999999996, and the tick at 0.3 is wanted.
+        # 0.3 / 0.1 is 2.9999999999999996, and the tick at 0.3 is needed.
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if last - first + 1 <= n_max:
             # 3 * 0.1 is 0.30000000000000004, which a label would show.
@@ -127,7 +127,7 @@ def time_unit(end_s: float) -> tuple[str, float]:
 
 
 def x_axis(values: list[float], unit: str, scale: alt.Scale) -> alt.X:
-    # The first label alone carries the unit: 0 min, 10, 20.
+    # Only the first label has the unit: 0 min, 10, 20.
     axis = alt.Axis(
         values=values, labelExpr=f"{NUMBER} + (datum.value === {values[0]:g} ? ' {unit}' : '')"
     )
@@ -135,7 +135,7 @@ def x_axis(values: list[float], unit: str, scale: alt.Scale) -> alt.X:
 
 
 def y_axis(values: list[float], scale: alt.Scale) -> alt.Y:
-    # Tokens a second reach six digits, which Y_AXIS_PX does not hold.
+    # Tokens per second reach six digits, which do not fit into Y_AXIS_PX.
     short = max(values, default=0.0) >= 10_000
     axis = alt.Axis(values=values, labelExpr=THOUSANDS if short else NUMBER)
     return alt.Y("y:Q", axis=axis, scale=scale)
@@ -148,14 +148,14 @@ def plot(rows: list[dict[str, Any]]) -> alt.Chart:
 def plot_curve(points: pd.DataFrame, color: str) -> list[alt.Chart]:
     base = plot(points.to_dict("records"))
     line = base.mark_line(color=color, strokeWidth=1.5, strokeJoin="round")
-    # Short runs have a step a bin: there is no spread to shade.
+    # Short runs have one step per bin: there is no spread to shade.
     if (points["low"] == points["high"]).all():
         return [line]
     return [base.mark_area(color=color, opacity=0.25).encode(y="low:Q", y2="high:Q"), line]
 
 
 def plot_text(base: alt.Chart, *, color: str = LIMIT, **mark: Any) -> alt.Chart:
-    # A rim in the color of the page keeps letters readable on lines; the style sheet puts it below.
+    # An outline in the page's color keeps text readable on lines; the style sheet puts it below.
     text: alt.Chart = base.mark_text(
         color=color, stroke=PAGE, strokeWidth=4, strokeJoin="round", **mark
     )
@@ -164,7 +164,7 @@ def plot_text(base: alt.Chart, *, color: str = LIMIT, **mark: Any) -> alt.Chart:
 
 def _svg(drawing: Drawing, form: ScreenForm, height_px: int, label: str) -> str:
     x, y, layers = drawing
-    # Given at once: each of altair's own setters would copy all points.
+    # Passed at once: each of altair's own setters would copy all points.
     chart = alt.LayerChart(
         layer=layers,
         encoding={"x": x, "y": y},
@@ -178,12 +178,12 @@ def _svg(drawing: Drawing, form: ScreenForm, height_px: int, label: str) -> str:
 
 
 def _themed(svg: str, label: str) -> str:
-    """Name the picture, and drop what no reader needs.
+    """Label the image, and drop what no reader needs.
 
-    Only tags change: texts may be names that somebody chose. In them ``<`` and ``>`` are escaped.
+    Only tags change: texts may be user-chosen names. In them ``<`` and ``>`` are escaped.
     """
     svg = TAG.sub(lambda tag: _lean(tag[0]), svg)
-    # Paths of no extent, which the renderer writes for empty backgrounds.
+    # Paths of zero extent, which the renderer writes for empty backgrounds.
     svg = re.sub(r'<path d="(?:M0,0h0v0h0Z)?"(?: display="none")?/>', "", svg)
     svg = ALIKE.sub(_as_one, svg)
     label = html.escape(show_hidden(label))
@@ -191,7 +191,7 @@ def _themed(svg: str, label: str) -> str:
 
 
 def _lean(tag: str) -> str:
-    # A tenth of a pixel is less than anybody sees.
+    # A tenth of a pixel is too small to see.
     tag = NEEDLESS.sub("", tag)
     return re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", tag)
 

@@ -18,7 +18,7 @@ N_BINS = 180
 
 def make_table(cls: type[Struct], records: Sequence[Struct]) -> pd.DataFrame:
     """Return records as a table with a column for each field."""
-    # Columns are named: of no record at all the table still has them.
+    # Columns are named, so that a table of no records still has them.
     rows = [asdict(record) for record in records]
     return pd.DataFrame.from_records(rows, columns=cls.__struct_fields__)
 
@@ -47,8 +47,8 @@ def tokens_per_s(steps: pd.DataFrame) -> pd.DataFrame:
 def durations_s(steps: pd.DataFrame) -> pd.Series:
     """Return the time from the end of one step to the end of the next, pauses included.
 
-    Where the step before is not on record (the first one, or a run that keeps one line per log
-    interval), or where a resumed run set its clock back, the step's own time is all that is known.
+    If the step before is not on record (the first one, or a run that keeps one line per log
+    interval), or a resumed run set its clock back, the step's own time is all that is known.
     """
     gap_s = steps["elapsed_s"].diff()
     return gap_s.where((steps["step"].diff() == 1) & (gap_s > 0), steps["step_s"])

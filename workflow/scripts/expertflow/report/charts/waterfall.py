@@ -16,19 +16,19 @@ from expertflow.studies.records import Bar, Estimate
 
 ROW_PX = 37
 N_TICKS = 3
-# Places within a row of height 1.
+# Positions within a row of height 1.
 NAME, TOP, MIDDLE, BOTTOM = 0.27, 0.54, 0.7, 0.86
-# What is left for names beside the figures, as a fraction of the width.
+# What is left for names next to the figures, as a fraction of the width.
 NAME_FRACTION, NARROW_NAME_FRACTION = 0.66, 0.6
 BELOW = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 ABOVE = (1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 # Labels closer than this share of the axis would run into each other on a phone.
 APART_FRACTION = 0.24
 LEAST_REACH = 1.25
-# An interval over few repeats can be so wide that it would leave no room for the rest.
+# An interval over few repeats can be so wide that it would leave no room for the others.
 MOST_BEYOND = 2.0
 SHORT = "datum.value === 0 ? '0 tokens/s' : format(datum.value, '.3~s')"
-COLOR = alt.Color("color:N", scale=None)  # as the row has it
+COLOR = alt.Color("color:N", scale=None)  # taken from the row
 TIMES = "'×' + format(datum.value, '~g') + (datum.value === 1 ? ' the plan' : '')"
 
 
@@ -51,8 +51,8 @@ def waterfall_chart(ladder: Ladder) -> fr.Chart:
     )
     return fr.both_sizes(
         draw, title="From the first rung to the plan",
-        unit="useful tokens/s, and what each step is worth",
-        label=f"Useful tokens a second from the first rung to the plan. {speeds}",
+        unit="useful tokens/s, and what each step gains",
+        label=f"Useful tokens per second from the first rung to the plan. {speeds}",
         height_px=_height(len(steps)),
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
         max(min(lows), min(values) / MOST_BEYOND),
         min(max(highs), max(values) * MOST_BEYOND),
     )
-    # Logarithmic: half and twice as fast lie equally far from 1; the ends leave room for dots.
+    # Logarithmic: half and twice as fast are equally far from 1; the ends leave room for dots.
     scale = alt.Scale(type="log", domain=[low / 1.03, high * 1.03])
     x = alt.X("x:Q", axis=alt.Axis(values=_times(low, high), labelExpr=TIMES), scale=scale)
 
@@ -88,8 +88,9 @@ def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
         for name, (bar, ratio) in zip(names, drawn, strict=True)
     )
     return fr.both_sizes(
-        draw, title="One change each", unit="speed over the plan\u2019s, with 95\u00a0% intervals",
-        label=f"Speed of single changes over the plan's. {words}", height_px=_height(len(drawn)),
+        draw, title="Single changes", unit="speed relative to the plan, with 95\u00a0% intervals",
+        label=f"Speed of single changes relative to the plan. {words}",
+        height_px=_height(len(drawn)),
     )  # fmt: skip
 
 
@@ -105,14 +106,14 @@ def _plot_bars(steps: tuple[Step, ...], top: float) -> list[alt.Chart]:
     rows = []
     for i, step in enumerate(steps):
         if step.tokens_per_s is not None:
-            # The plan is the sum of its steps and stands on the ground.
+            # The plan is the sum of its steps and starts at zero.
             ends = sorted((0.0 if step.is_plan else step.before or 0.0, step.tokens_per_s))
             rows.append({
                 "y": i + TOP, "middle": i + MIDDLE, "y2": i + BOTTOM, "x": ends[0], "x2": ends[1],
                 "low": step.low, "high": step.high and min(step.high, top), "color": _color(step),
             })  # fmt: skip
     base = fr.plot(rows)
-    # What was there before a step, and what it moved.
+    # The speed before a step, and what the step changed.
     held, moved = base.mark_rect(color=fr.GRAY, opacity=0.22), base.mark_rect()
     spread = base.mark_rule(color=fr.TEXT, strokeWidth=1.5)
     return [
@@ -125,7 +126,7 @@ def _plot_bars(steps: tuple[Step, ...], top: float) -> list[alt.Chart]:
 def _color(step: Step) -> str:
     if step.is_plan:
         return fr.BLUE
-    # A step whose interval holds 1 is neither gain nor loss.
+    # A step whose interval includes 1 is neither gain nor loss.
     is_open = step.factor is not None and facts.makes_no_difference(step.factor)
     if step.before is None or step.tokens_per_s is None or is_open:
         return fr.GRAY
@@ -155,7 +156,7 @@ def _dot_color(bar: Bar, ratio: Estimate) -> str:
         return fr.RED
     if ratio.high < 1:
         return fr.BLUE
-    # Orange is what the plan misses: a change that is faster than it.
+    # Orange is what the plan misses: a change that is faster.
     return fr.ORANGE if ratio.low > facts.NOTABLE else fr.GRAY
 
 
@@ -186,7 +187,7 @@ def _figure(step: Step, form: fr.ScreenForm) -> str:
 
 
 def _times(low: float, high: float) -> list[float]:
-    """Choose 1, and the outermost round ratio on either side that stands far enough from it.
+    """Choose 1, and the outermost round ratio on either side that is far enough from it.
 
     >>> _times(0.7, 1.25), _times(0.03, 1.25)
     ([0.7, 1.0, 1.2], [0.05, 1.0])

@@ -1,15 +1,15 @@
-"""Findings on the data: what it may be used for, what was lost of it, and how it fills the rows."""
+"""Findings on the data: what it may be used for, what was lost, and how it fills the rows."""
 
 from expertflow.report.findings.evidence import Findings, make_finding
 from expertflow.report.format import number_of, percent
 from expertflow.report.records import Report
 
-MIN_RECORDS = 30  # of a source: a share of fewer says little
+MIN_RECORDS = 30  # per source: a share of fewer says little
 LEFT_OUT_LIMIT = 1 / 3
-# Documents that the manifest itself leaves out: no fault of the data.
+# Documents that the manifest itself leaves out: not a fault of the data.
 CHOSEN = ("over_source_cap", "over_category_cap", "below_weight", "over_max_documents")
 PADDING_LIMIT, CUT_LIMIT = 0.10, 0.05
-MANY_ROWS = 10  # of fewer, the last one's rest is a notable share
+MANY_ROWS = 10  # with fewer, the last one's unused part is a notable share
 LONG_FACTOR = 1.25
 ACCUMULATION = "gradient_accumulation_steps"
 MIN_GOOD_STEPS, WARMUP_LIMIT = 50, 0.20
@@ -21,35 +21,35 @@ def find_missing_license(report: Report) -> Findings:
         yield make_finding(
             "no-license",
             evidence=f"no license is stated for {', '.join(names)}",
-            threshold="one for each source",
-            origin="the model inherits the duties of its data",
+            threshold="a license for each source",
+            origin="the model inherits the obligations of its data",
             recommendation="state the license in the manifest, or leave the source out",
         )
 
 
 def find_left_out_records(report: Report) -> Findings:
-    """Find sources of which much was rejected, filtered or said twice.
+    """Find sources with many records rejected, filtered or duplicated.
 
-    What caps and weights took is known over all sources together, so the share of one is at least
-    what is left when all of that is put down to it.
+    What caps and weights removed is known only for all sources together, so a source's share is at
+    least what remains if all of it is attributed to that source.
     """
     dropped, shares = report.data.dropped_by_reason, []
     n_chosen = sum(dropped.get(reason, 0) for reason in CHOSEN)
     for source in report.data.sources:
         # Each record was either left out or kept on one side of the split.
         total = source.n_left_out + source.n_train + source.n_held_out
-        # All that was chosen away is taken off each source: a lower bound.
+        # Everything that caps and weights removed is deducted from each source: a lower bound.
         n_lost = source.n_left_out - n_chosen
         if total >= MIN_RECORDS and n_lost > LEFT_OUT_LIMIT * total:
             shares.append(f"{percent(n_lost / total)} of {source.name}")
     if shares:
         yield make_finding(
             "data-left-out",
-            evidence="rejected, filtered or dropped, caps and weights aside: at least "
-            + ", ".join(shares),
+            evidence=f"at least {', '.join(shares)} was rejected, filtered or dropped, not counting"
+            " caps and weights",
             threshold=f"at most {percent(LEFT_OUT_LIMIT)} of a source",
-            recommendation="see the reasons in data.rejected_by_reason, filtered_by_reason and"
-            " dropped_by_reason; many near duplicates may be one template with other values",
+            recommendation="check the reasons in data.rejected_by_reason, filtered_by_reason and"
+            " dropped_by_reason; many near duplicates may be one template with different values",
         )
 
 
@@ -58,11 +58,11 @@ def find_cut_tokens(report: Report) -> Findings:
     if share and share > CUT_LIMIT:
         yield make_finding(
             "tokens-cut",
-            evidence=f"{percent(share)} of the tokens were not trained on, in documents longer than"
-            f" a row of {data.seq_len:,} (overflow: {data.overflow})",
+            evidence=f"{percent(share)} of the tokens were not trained on, because their documents"
+            f" exceed a row of {data.seq_len:,} (overflow: {data.overflow})",
             threshold=f"at most {percent(CUT_LIMIT)}",
-            recommendation="overflow: split trains on all pieces; or a longer max_seq_length, up to"
-            f" {data.length_histogram.max:,}, the longest document",
+            recommendation="set overflow: split to train on all pieces, or raise max_seq_length, up"
+            f" to {data.length_histogram.max:,} for the longest document",
         )
 
 
@@ -73,36 +73,38 @@ def find_padding(report: Report) -> Findings:
         if data.packing != "none":
             documents = number_of(data.documents_train, "document")
             rows = number_of(data.sequences, "row")
-            advice = f"{documents} fill {rows} no better: more data, or a shorter max_seq_length"
-        # Of many rows the last one's rest no longer explains it: the lengths do not fit the rows.
+            advice = (
+                f"{documents} cannot fill {rows} better: use more data, or lower max_seq_length"
+            )
+        # With many rows, the last one's unused part does not explain it: the lengths do not fit.
         if data.packing != "none" and data.sequences >= MANY_ROWS:
             advice = (
-                f"another max_seq_length: documents of {data.length_histogram.p50:,} tokens"
-                f" (median) leave the rest of a row of {data.seq_len:,} empty"
+                f"change max_seq_length: documents of {data.length_histogram.p50:,} tokens"
+                f" (median) leave part of each row of {data.seq_len:,} empty"
             )
         yield make_finding(
             "padding",
             evidence=f"{percent(share)} of the token positions in training were padding",
             threshold=f"at most {percent(PADDING_LIMIT)}",
             recommendation=advice,
-            worth="how much faster the steps would be without it was not measured",
+            worth="how much it slowed the steps was not measured",
         )
 
 
 def find_few_steps(report: Report) -> Findings:
     parameters = report.training_parameters
     n_steps, n_warmup = parameters.total_steps, parameters.warmup_steps
-    advice = "a lower training.warmup_ratio"
+    advice = "lower training.warmup_ratio"
     if n_steps < MIN_GOOD_STEPS:
-        # What can still be made smaller.
+        # Whichever can still be reduced.
         fewer = "batch_size" if parameters.gradient_accumulation_steps == 1 else ACCUMULATION
-        advice = f"fewer rows a step ({fewer}), or more epochs"
+        advice = f"use fewer rows per step ({fewer}), or more epochs"
     if n_steps < MIN_GOOD_STEPS or n_warmup >= WARMUP_LIMIT * n_steps:
         yield make_finding(
             "few-steps",
             severity="info",
-            evidence=f"{n_steps:,} steps, {n_warmup:,} of them warm-up",
-            threshold=f"at least {MIN_GOOD_STEPS} steps, warm-up below {percent(WARMUP_LIMIT)}",
+            evidence=f"{n_steps:,} steps, {n_warmup:,} of them warmup",
+            threshold=f"at least {MIN_GOOD_STEPS} steps, warmup below {percent(WARMUP_LIMIT)}",
             recommendation=advice,
         )
 
@@ -113,11 +115,11 @@ def find_small_data(report: Report) -> Findings:
         yield make_finding(
             "data-below-batch",
             severity="info",
-            evidence=f"a step is to see {n_wanted:,} rows, and training has"
+            evidence=f"a step should see {n_wanted:,} rows, but training has only"
             f" {number_of(n_rows, 'row')}: every step sees all of the data",
-            threshold="a step's rows at least",
+            threshold="at least one step's rows",
             origin="definition of a batch",
-            recommendation=f"more data, or fewer rows a step (batch_size, {ACCUMULATION})",
+            recommendation=f"use more data, or fewer rows per step (batch_size, {ACCUMULATION})",
         )
 
 
@@ -127,11 +129,10 @@ def find_long_rows(report: Report) -> Findings:
     if data.packing == "none" and length > LONG_FACTOR * longest:
         yield make_finding(
             "rows-too-long",
-            worth="padding beyond the longest row of a batch is cut off before it is computed",
+            worth="padding beyond a batch's longest row is cut off before computing",
             severity="info",
-            evidence=f"rows hold {length:,} tokens, the longest document {longest:,}",
-            threshold=f"at most {LONG_FACTOR} times the longest document, where rows are not"
-            " packed",
-            recommendation=f"max_seq_length: {longest:,} would hold every document, and the plan"
-            " then reserves less memory for a row",
+            evidence=f"rows have {length:,} tokens, the longest document {longest:,}",
+            threshold=f"at most {LONG_FACTOR} times the longest document, if rows are not packed",
+            recommendation=f"set max_seq_length to {longest:,}: it fits every document, and the"
+            " plan then reserves less memory per row",
         )

@@ -1,4 +1,4 @@
-"""What findings share: when there is evidence enough, what counters and times say, and a price."""
+"""What findings share: when there is enough evidence, what counters and times say, and a price."""
 
 import math
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from expertflow.report.records import Finding, Report, Severity
 Findings = Iterator[Finding]
 
 ORIGIN = "our judgment, not yet calibrated on runs"
-FALLBACK = "a fallback is said"
+FALLBACK = "fallbacks are reported"
 MIN_STEPS = 20  # fewer steps say little about waiting: the first ones start workers
 MIN_WALL_S = 60.0  # in a shorter run every fixed cost looks large
 MIN_SAMPLES = 20  # readings of the monitor
-NOT_TIMED = "what it cost in time was not measured"
-NO_LOSS = "no time is lost by it"
-PRICED_ELSEWHERE = "the parts of wall time behind it are priced on their own"
-# Our judgment, but for the first: DCGM's guidance calls streaming multiprocessors that are active
-# 80 % of the time or more a necessary sign of good use.
+NOT_TIMED = "its cost in time was not measured"
+NO_LOSS = "it costs no time"
+PRICED_ELSEWHERE = "the wall time behind it is priced separately"
+# Our judgment, except for the first: DCGM's guidance calls streaming multiprocessors that are
+# active 80 % of the time or more a necessary sign of good use.
 SM_BUSY_PERCENT = 80.0
 TENSOR_LOW_PERCENT = 25.0
 KERNEL_BUSY_PERCENT = 90.0
@@ -38,12 +38,12 @@ def make_finding(
     origin: str = ORIGIN,
     worth: str | tuple[float | None, str] = NO_LOSS,
 ) -> Finding:
-    """Make a finding; ``worth`` is its price and how that was reckoned, or why there is none."""
+    """Make a finding; ``worth`` is its price and how it was calculated, or why there is none."""
     worth_usd, worth_reason = (None, worth) if isinstance(worth, str) else worth
     return Finding(
         code=code,
         severity=severity,
-        # report.json is searched with plain spaces, the page ties its own
+        # report.json is searched with plain spaces; the page adds its own
         evidence=evidence.replace(NBSP, " "),
         threshold=threshold.replace(NBSP, " "),
         threshold_origin=origin,
@@ -54,7 +54,7 @@ def make_finding(
 
 
 def price_time(report: Report, lost_s: float, what: str) -> tuple[float | None, str]:
-    """Price time that was measured as lost, the most that a fix can save; say how."""
+    """Price measured lost time, the most that a fix can save; explain how."""
     rate = report.cost.usd_per_hour
     if not is_measured(rate):
         return None, NO_PRICE
@@ -70,15 +70,15 @@ def has_readings(report: Report) -> bool:
 
 
 def is_interrupted(report: Report) -> bool:
-    """Return whether work was thrown away: a kill or short memory led back to a checkpoint."""
+    """Return whether work was discarded: a kill or lack of memory led back to a checkpoint."""
     training = report.training_report.training
     return training.sessions > 1 or bool(training.memory_retries)
 
 
 class Counters(NamedTuple):
-    """Medians of what the card was read to do: what was so most of the time, pauses aside.
+    """Medians of the card's readings: what was so most of the time, pauses aside.
 
-    In percent, power as a fraction of the limit. NaN, which no comparison holds for, where unknown.
+    In percent, power as a fraction of the limit. NaN, for which no comparison is true, if unknown.
     """
 
     tensor: float
@@ -94,9 +94,9 @@ class Counters(NamedTuple):
     def has_small_kernels(self) -> bool:
         """Whether some kernel always runs and the card still draws little power.
 
-        Where counters show busy multiprocessors the kernels are not small, whatever the power.
+        If counters show busy multiprocessors, the kernels are not small, whatever the power.
         """
-        # Cards before Hopper lack the counter of multiprocessors; then power has to do.
+        # Cards before Hopper lack the counter of multiprocessors; then power must do.
         is_idle = self.kernel > KERNEL_BUSY_PERCENT and self.power < POWER_LOW_FRACTION
         return is_idle and not self.sm > SM_BUSY_PERCENT
 
@@ -121,7 +121,7 @@ def time_shares(report: Report) -> dict[str, float]:
         "evaluation": time.eval_s,
         "start-up": time.startup_s,
     }
-    # What no clock covers: work since the last checkpoint where a run was broken off.
+    # What no clock covers: work since the last checkpoint if a run was interrupted.
     tail = "lost-work" if is_interrupted(report) else "start-up"
     seconds[tail] = seconds.get(tail, 0.0) + time.other_s
     wall_s = sum(seconds.values())
@@ -129,28 +129,28 @@ def time_shares(report: Report) -> dict[str, float]:
 
 
 def steps_per_epoch(report: Report) -> int:
-    # The last step of an epoch takes the rows that are left.
+    # The last step of an epoch takes the remaining rows.
     batch = report.training_parameters.global_batch_sequences
     return max(1, -(-report.data.sequences // batch))
 
 
 def why_rows_differ(report: Report) -> str | None:
-    """Return why the run's epochs are not passes over the packed rows; null where they are.
+    """Return why the run's epochs are not passes over the packed rows; null if they are.
 
     A run by hand may have its own batch, or documents that are tokenized as they are needed.
     """
     training = report.training_report.training
-    not_held = "its tokens were not held against packing.json"
+    not_checked = "its tokens were not checked against packing.json"
     if training.on_the_fly:
         return (
             "the run tokenized its documents on the fly: its rows are not the packed ones;"
-            f" {not_held}"
+            f" {not_checked}"
         )
     epochs = training.steps / steps_per_epoch(report)
-    # Equal, but for what floats are rounded.
+    # Equal, except for rounding of floats.
     if abs(epochs - training.epochs) <= 1e-6:
         return None
     return (
         f"{training.steps:,} steps are {training.epochs:.4g} epochs of this run and"
-        f" {epochs:.4g} of the packed rows: it had settings of its own; {not_held}"
+        f" {epochs:.4g} of the packed rows: it had its own settings; {not_checked}"
     )

@@ -1,6 +1,6 @@
 """Findings on the card: its memory, its counters, and the settings measured to slow it.
 
-Temperatures are never judged: the driver says when it is hot.
+Temperatures are never judged: the driver reports when the card is too hot.
 """
 
 from expertflow.hardware.records import name_processors
@@ -16,10 +16,10 @@ from expertflow.studies.records import AblationRecord, Estimate
 
 THERMAL_LIMIT = 0.01
 BUSY_LIMIT_PERCENT = 60.0
-_OR_CHECKPOINT = ", or gradient_checkpointing: true"
+_OR_CHECKPOINT = ", or set gradient_checkpointing: true"
 SPILL_LIMIT = 0.01  # of the card's memory: less is the sampling of a peak
 HOST_WORK = ("data", "checkpoint", "start-up")  # evaluation keeps the card busy
-OTHER_HARDWARE = "the ablation ran on other hardware than the training"
+OTHER_HARDWARE = "the ablation ran on different hardware than the training"
 ONE_PROCESS = "the ablation ran in one process, and the training in several"
 FULL_FRACTION = 0.9  # of the card: a driver moves memory to the host when it is full
 
@@ -30,11 +30,11 @@ def find_memory_retries(report: Report) -> Findings:
         times = "once" if len(retries) == 1 else f"{len(retries)} times"
         yield make_finding(
             "memory-short",
-            evidence=f"memory was short {times}; the run went on with smaller micro-batches",
+            evidence=f"out of memory {times}; the run continued with smaller micro-batches",
             threshold="never",
-            origin="the plan predicted that it fits",
+            origin="the plan predicted that it would fit",
             recommendation=f"set batch_size to {used.batch_size} and gradient_accumulation_steps"
-            f" to {used.gradient_accumulation_steps}, so that the next run starts so",
+            f" to {used.gradient_accumulation_steps}, so that the next run starts with them",
             worth=e.NOT_TIMED,
         )
 
@@ -44,11 +44,11 @@ def find_failed_staging(report: Report) -> Findings:
         what = " and ".join(note.kind for note in failed)
         yield make_finding(
             "not-staged",
-            evidence=f"{what} were read where they are: {failed[0].reason}",
+            evidence=f"{what} were read in place: {failed[0].reason}",
             threshold="none",
             origin=e.FALLBACK,
-            recommendation="make room on the scratch disk, name another one with scratch, or set it"
-            " to null",
+            recommendation="free space on the scratch disk, choose another one with scratch, or set"
+            " it to null",
             worth=e.NOT_TIMED,
         )
 
@@ -67,16 +67,15 @@ def find_recomputation(report: Report) -> Findings:
         yield make_finding(
             "recomputation",
             evidence=f"activations were computed twice, {again} of the hardware's FLOPs;"
-            f" without that a peak of at most {size(without)} of {size(total)} is predicted",
-            threshold="keep them where the prediction is below"
-            f" {percent(USABLE_FRACTION)} of memory",
-            recommendation="gradient_checkpointing: false",
-            worth=e.price_time(report, again_s, "the same share of the time of the steps"),
+            f" without that, the predicted peak is at most {size(without)} of {size(total)}",
+            threshold=f"keep them if the prediction is below {percent(USABLE_FRACTION)} of memory",
+            recommendation="set gradient_checkpointing: false",
+            worth=e.price_time(report, again_s, "the same share of the step time"),
         )
 
 
 def _taken_of_plan(report: Report) -> float:
-    """Return by how much the allocator took more than was predicted: the next run would, too."""
+    """Return by what factor the allocator exceeded the prediction: the next run would, too."""
     planned = report.plan.memory_peak_bytes
     taken = report.training_report.hardware.memory_peak_reserved_bytes
     return max(1.0, taken / planned) if planned and taken else 1.0
@@ -92,7 +91,7 @@ def recomputation_seconds(report: Report) -> float:
 
 
 def find_slow_settings(report: Report) -> Findings:
-    """Find a setting of the plan that was measured to slow it; the one that slows it most.
+    """Find the setting of the plan that measurably slows it most.
 
     Gains of several changes do not add up: only the largest is priced.
     """
@@ -104,27 +103,27 @@ def find_slow_settings(report: Report) -> Findings:
     ]
     if not found:
         return
-    # Found from slow to fast: the others are told from fast to slow.
+    # Found from slow to fast: the others are listed from fast to slow.
     record, best, ratio = max(found, key=lambda item: item[2].value)
     others = [facts.quote(bar.label) for _, bar, _ in reversed(found) if bar is not best]
-    more = f"; so are {', '.join(others)}" if others else ""
+    more = f"; also faster: {', '.join(others)}" if others else ""
     yield make_finding(
         "switch-costs",
         evidence=f"with {facts.quote(best.label)} the plan trains {f.factor(ratio.value)} as fast"
         f" (95 % interval {facts.format_interval(ratio)}, over {record.n_repeats} pairs of"
         f" runs){more}",
-        threshold=f"no single change whose interval lies above {f.factor(facts.NOTABLE)}",
+        threshold=f"no single change whose interval is above {f.factor(facts.NOTABLE)}",
         origin="measured by the ablation",
-        recommendation=f"the settings of variant {best.name} (config/ablations), or tune this"
+        recommendation=f"use the settings of variant {best.name} (config/ablations), or tune this"
         " expert",
         worth=_worth(report, record, ratio),
     )
 
 
 def _worth(report: Report, record: AblationRecord, ratio: Estimate) -> tuple[float | None, str]:
-    """Price the time of the steps that the change would have saved, less what is priced already.
+    """Price the step time that the change would have saved, minus what is already priced.
 
-    Recomputed activations have a price of their own, and the change may be just to keep them.
+    Recomputed activations have their own price, and the change may be just to keep them.
     """
     if report.training_parameters.world_size > 1:
         return None, ONE_PROCESS
@@ -133,9 +132,9 @@ def _worth(report: Report, record: AblationRecord, ratio: Estimate) -> tuple[flo
     priced_s = recomputation_seconds(report) if any(find_recomputation(report)) else 0.0
     saved_s = report.time.train_s * (1 - 1 / ratio.value)
     lost_s = max(0.0, saved_s - priced_s)
-    less = ", less what is priced as recomputation" if priced_s else ""
+    less = ", minus what is priced as recomputation" if priced_s else ""
     return e.price_time(
-        report, lost_s, f"the time of the steps that this ratio saves{less} ({duration(lost_s)})"
+        report, lost_s, f"the step time that this ratio saves{less} ({duration(lost_s)})"
     )
 
 
@@ -144,7 +143,7 @@ def _is_same_hardware(record: AblationRecord, hardware: Hardware) -> bool:
         return False
     machine = hardware.machine or {}
     n_cpus = machine.get("n_cpus_usable")
-    # One of both does not say on which processors it ran: the card alone decides.
+    # If either does not record its processors, the card alone decides.
     if record.machine is None or n_cpus is None:
         return True
     return record.machine == name_processors(n_cpus, machine.get("cpu_model"))
@@ -173,14 +172,14 @@ def find_kernel_limits(report: Report) -> Findings:
             " the power limit",
             threshold=f"above {e.KERNEL_BUSY_PERCENT:.0f} % busy, below"
             f" {percent(e.POWER_LOW_FRACTION)} of the limit (medians)",
-            recommendation=f"{_fewer_kernels(report)}: fewer and larger kernels",
+            recommendation=f"{_fewer_kernels(report)}, for fewer and larger kernels",
         )
 
 
 def _fewer_kernels(report: Report) -> str:
-    larger = "a larger micro-batch, or a larger max_seq_length if batch_size cannot grow"
+    larger = "use a larger micro-batch, or a larger max_seq_length if batch_size cannot grow"
     is_compiled = report.training_parameters.torch_compile
-    return larger if is_compiled else "torch_compile: true, or a larger micro-batch"
+    return larger if is_compiled else "set torch_compile: true, or use a larger micro-batch"
 
 
 def find_idle_card(report: Report) -> Findings:
@@ -190,17 +189,17 @@ def find_idle_card(report: Report) -> Findings:
     shares = e.time_shares(report)
     # A card idles while the host works: the longest such part is the first suspect.
     cause = max(HOST_WORK, key=lambda name: shares[name])
-    why = "the times of the run do not tell why; inside the steps the host is the first suspect"
+    why = "the run's times do not show why; within the steps the host is the first suspect"
     advice = _fewer_kernels(report)
-    # Half of the idle time put down to one part of wall time is a cause; less is a guess.
+    # One part of wall time that explains half of the idle time is a cause; less is a guess.
     if shares[cause] >= 0.5 * (1 - stats.mean / 100):
         why = f"{cause} took {percent(shares[cause])} of wall time"
-        advice = f"see what this report says of {cause}"
+        advice = f"see what this report says about {cause}"
     yield make_finding(
         "idle-card",
         evidence=f"some kernel ran {stats.mean:.0f} % of the time; {why}",
         threshold=f"at least {BUSY_LIMIT_PERCENT:.0f} % (mean)",
-        origin="the low end of the band that an earlier set-up worked by",
+        origin="the low end of the band that an earlier setup used",
         recommendation=advice,
         worth=e.PRICED_ELSEWHERE,
     )
@@ -214,11 +213,11 @@ def find_throttling(report: Report) -> Findings:
     if watched_s and e.has_readings(report) and hot_s > THERMAL_LIMIT * watched_s:
         yield make_finding(
             "thermal-throttling",
-            evidence=f"the driver held the clocks back for heat {percent(hot_s / watched_s)} of the"
+            evidence=f"the driver throttled the clocks for heat {percent(hot_s / watched_s)} of the"
             f" time ({duration(hot_s)})",
             threshold=f"at most {percent(THERMAL_LIMIT)} of the time",
-            recommendation="better cooling, or another host",
-            worth="how much slower the steps were for it was not measured",
+            recommendation="improve the cooling, or use another host",
+            worth="how much it slowed the steps was not measured",
         )
 
 
@@ -232,9 +231,9 @@ def find_spilled_memory(report: Report) -> Findings:
         yield make_finding(
             "memory-spilled",
             worth=e.NOT_TIMED,
-            evidence=f"{size(lost)} of device memory lay in the memory of the host",
+            evidence=f"{size(lost)} of device memory was in host memory",
             threshold=f"at most {percent(SPILL_LIMIT)} of the card's {size(total)}",
-            recommendation="a smaller micro-batch at the same global batch"
+            recommendation="use a smaller micro-batch at the same global batch"
             + ("" if report.training_parameters.gradient_checkpointing else _OR_CHECKPOINT),
         )
 
@@ -247,7 +246,7 @@ def find_free_memory(report: Report) -> Findings:
     if not (after and total) or not e.is_long_enough(report):
         return
     after *= _taken_of_plan(report)
-    # Room is better spent on keeping activations: another rule.
+    # Free memory is better spent on keeping activations: another rule.
     # Twice the rows are half the micro-batches of a step: an odd number has no half.
     is_spoken_for = n_micro % 2 or training.memory_retries or used.gradient_checkpointing
     if after < USABLE_FRACTION * total and not is_spoken_for:
@@ -259,6 +258,6 @@ def find_free_memory(report: Report) -> Findings:
             f" {size(total)}",
             threshold=f"the next micro-batch would take {percent(USABLE_FRACTION)} of memory or"
             " more",
-            recommendation=f"batch_size: {micro}, gradient_accumulation_steps: {n_micro // 2}",
+            recommendation=f"set batch_size: {micro}, gradient_accumulation_steps: {n_micro // 2}",
             worth=f"{e.NO_LOSS} that was measured",
         )

@@ -1,7 +1,7 @@
-"""Findings on what was learned: beyond chance, beyond no model at all, beyond earlier runs."""
+"""Findings on what was learned, against chance, no model at all, and earlier runs."""
 
 from expertflow.evaluate.records import PairedChange
-from expertflow.report import learned as said
+from expertflow.report import learned
 from expertflow.report.findings.evidence import FALLBACK, Findings, make_finding
 from expertflow.report.format import loss, number_of, percent, tenths, words
 from expertflow.report.learned import BETTER, NO_CHANGE, NOT_ASKED, WORSE, format_change
@@ -14,25 +14,25 @@ KIND_LIMIT = 0.20
 SHARED_LIMIT = 0.01
 INCONSISTENT_LIMIT = 1 / 3
 # An answer of these kinds has the right form and says the wrong thing: that is what is learned
-# last, and no fault of its own.
+# last, and not a separate fault.
 NO_FORM = ("wrong", "different", "tests_failed", "failed", NOT_ASKED)
 FORM = (
-    "the answers miss the form that is asked for: see the worst of them, put the form into the"
-    " prompt of the manifest, and train on more examples that keep it"
+    "the answers do not follow the requested form: check the worst ones, state the form in the"
+    " prompt of the manifest, and train on more examples that follow it"
 )
 ADVICE = {
-    "timed_out": "see the worst answers for joins or loops without an end, and whether examples"
-    " that are trained on run out of time too",
-    "too_many_rows": "see the worst answers for a missing condition or join",
-    "empty": "the expert ends at once: see whether the prompt of the manifest ends where the"
-    " answers that are trained on begin, and whether decoding.stop stands at their beginning",
+    "timed_out": "check the worst answers for endless joins or loops, and whether training"
+    " examples time out too",
+    "too_many_rows": "check the worst answers for a missing condition or join",
+    "empty": "the expert stops immediately: check whether the prompt of the manifest ends where the"
+    " answers in training begin, and whether those begin with a decoding.stop text",
 }
-INTERVAL = "a 95 % interval of the change that leaves zero out, and six pairs that differ"
+INTERVAL = "a 95 % interval of the change that excludes zero, and six pairs that differ"
 PAIRED = "paired bootstrap over the same questions"
 # Far below what training gains, far above what rounding of a merge in fp32 does.
-MOVED_LIMIT = 1e-4  # nats a target
-SAID = "what is not measured is said"
-RUNS_ALONE = "see that reason; evaluate_expert runs alone again once it is gone"
+MOVED_LIMIT = 1e-4  # nats per target
+REPORTED = "missing measurements are reported"
+RUNS_ALONE = "resolve that reason; then only evaluate_expert runs again"
 
 
 def find_leak(report: Report) -> Findings:
@@ -43,7 +43,7 @@ def find_leak(report: Report) -> Findings:
             evidence=f"{shared} held-out documents were also trained on",
             threshold="none",
             origin="definition of held-out",
-            recommendation="prepare the data again; figures of this evaluation mean nothing",
+            recommendation="prepare the data again; the figures of this evaluation are meaningless",
         )
 
 
@@ -55,11 +55,11 @@ def find_regression(report: Report) -> Findings:
             "regression",
             severity="problem",
             evidence=f"{words(change.quantity)} is worse than in the evaluation of"
-            f" {earlier.evaluated_at}: {format_change(change)}, on {change.n:,} that were asked"
+            f" {earlier.evaluated_at}: {format_change(change)}, on {change.n:,} questions asked"
             " both times",
             threshold=INTERVAL,
             origin=PAIRED,
-            recommendation=f"keep the earlier weights ({earlier.weights_sha256[:12]}) in use,"
+            recommendation=f"keep using the earlier weights ({earlier.weights_sha256[:12]}),"
             " and compare the settings, data and provenance of the two reports",
         )
 
@@ -70,23 +70,23 @@ def find_unscored_task(report: Report) -> Findings:
         yield make_finding(
             "task-not-scored",
             evidence=f"{words(task)} was not scored: {value.reason}",
-            threshold="a score for a task that has one",
-            origin=SAID,
+            threshold="a score for a task with a metric",
+            origin=REPORTED,
             recommendation=RUNS_ALONE,
         )
 
 
 def find_unbeaten_baseline(report: Report) -> Findings:
-    if why := said.why_no_baseline(report.evaluation):
+    if why := learned.why_no_baseline(report.evaluation):
         yield make_finding(
             "no-baseline",
-            evidence=f"no answer without a model was compared with the expert's: {why}",
+            evidence=f"the expert was not compared with answers without a model: {why}",
             threshold="a score without a model, unless evaluation.baselines is false",
-            origin=SAID,
-            recommendation="see that reason; until it is gone, nothing shows that the task needs a"
+            origin=REPORTED,
+            recommendation="resolve that reason; until then, nothing shows that the task needs a"
             " model at all",
         )
-    best = said.best_baseline(report.evaluation)
+    best = learned.best_baseline(report.evaluation)
     if best is None or not best.change or best.change.change == BETTER:
         return
     is_worse = best.change.change == WORSE
@@ -98,14 +98,14 @@ def find_unbeaten_baseline(report: Report) -> Findings:
         f" {convert_value(best.value_fraction, tenths)}): {format_change(best.change)}",
         threshold=INTERVAL,
         origin=PAIRED,
-        recommendation=f"see what this baseline does ({best.description}): so much of the task"
-        f" needs no model; then {_train_longer(report)}, on more varied examples, or a larger model"
+        recommendation=f"see what this baseline does ({best.description}): that much of the task"
+        f" needs no model; then {_train_longer(report)}, use more varied examples or a larger model"
         + _more_questions(best.change),
     )
 
 
 def find_no_gain(report: Report) -> Findings:
-    change = said.deciding_change(report.evaluation)
+    change = learned.deciding_change(report.evaluation)
     if change is not None and change.change == WORSE:
         yield make_finding(
             "worse-than-untrained",
@@ -114,8 +114,8 @@ def find_no_gain(report: Report) -> Findings:
             f" {format_change(change)}, on {number_of(change.n, 'held-out question')}",
             threshold=INTERVAL,
             origin=PAIRED,
-            recommendation="a lower learning rate or fewer epochs; see what the worst answers have"
-            " in common, and whether the data answer as the task asks",
+            recommendation="use a lower learning rate or fewer epochs; check what the worst answers"
+            " have in common, and whether the data answers as the task requires",
         )
     if change is not None and change.change == NO_CHANGE:
         yield make_finding(
@@ -124,23 +124,23 @@ def find_no_gain(report: Report) -> Findings:
             f" {format_change(change)}, on {number_of(change.n, 'held-out question')}",
             threshold=INTERVAL,
             origin=PAIRED,
-            recommendation=f"{_train_longer(report)}; see what the worst answers have in common"
+            recommendation=f"{_train_longer(report)}; check what the worst answers have in common"
             + _more_questions(change),
         )
 
 
 def find_overfitting(report: Report) -> Findings:
-    lowest, training = said.lowest_before_rise(report), report.training_report.training
+    lowest, training = learned.lowest_before_rise(report), report.training_report.training
     if lowest is None:
         return
     last, published = training.eval_points[-1], report.evaluation.published.step
     fix = (
         f"stop near step {lowest.step:,} (training.max_steps, or training.patience), or publish it"
-        " (training.load_best_model_at_end); more data, a lower rank or learning rate let it rise"
-        " later"
+        " (training.load_best_model_at_end); more data, a lower rank or learning rate delay the"
+        " rise"
         if lowest.step
-        else "a lower learning rate, or data that are more like those held out: no step made it"
-        " lower than the untrained model's"
+        else "use a lower learning rate, or data more like the held-out documents: no step got"
+        " below the untrained model's loss"
     )
     yield make_finding(
         "overfitting",
@@ -148,32 +148,32 @@ def find_overfitting(report: Report) -> Findings:
         evidence=f"the held-out loss rose from {loss(lowest.loss)} after step {lowest.step:,} to"
         f" {loss(last.loss)} after step {last.step:,}, while the training loss fell to"
         f" {loss(training.loss_last)}",
-        threshold=f"a rise of at most {percent(said.RISE_FRACTION)} from the lowest",
+        threshold=f"a rise of at most {percent(learned.RISE_FRACTION)} from the lowest",
         recommendation=fix,
     )
 
 
 def _train_longer(report: Report) -> str:
-    if said.lowest_before_rise(report) is not None:
+    if learned.lowest_before_rise(report) is not None:
         return "train on more data, not longer: see overfitting"
-    return "train longer or with a higher learning rate if the training loss still falls"
+    return "train longer or with a higher learning rate if the training loss is still falling"
 
 
 def _more_questions(change: PairedChange) -> str:
     if change.change != NO_CHANGE:
         return ""
     low, high = change.ci95
-    # The interval decides, and too few pairs differ to trust it.
+    # The interval excludes zero, but too few pairs differ to trust it.
     if not low <= 0 <= high:
-        return "; so few answers differ that more questions are needed before any of it is shown"
-    n_more = said.n_more_to_see(change)
+        return "; too few answers differ to show anything without more questions"
+    n_more = learned.n_more_to_see(change)
     if n_more is None:
-        return "; no number of questions shows a difference of zero"
+        return "; no number of questions can show a difference of zero"
     # Two digits, as the estimate is no better: 1,234 -> 1,300.
     scale: int = 10 ** max(0, len(str(n_more)) - 2)
     return (
         f"; if the difference is as measured, about {-(-n_more // scale) * scale:,} more held-out"
-        " questions (evaluation.max_examples, data.eval_fraction) would show it 4 times in 5"
+        " questions (evaluation.max_examples, data.eval_fraction) would show it 4 times out of 5"
     )
 
 
@@ -181,19 +181,19 @@ def find_choice_by_loss(report: Report) -> Findings:
     training, settings = report.training_report.training, report.training_parameters
     by = ["training.load_best_model_at_end"] if settings.load_best_model_at_end else []
     by += ["training.patience"] if settings.patience else []
-    if said.is_chosen_by_loss(report):
+    if learned.is_chosen_by_loss(report):
         yield make_finding(
             "chosen-by-held-out-loss",
             severity="info",
-            evidence=f"Step {training.published_step:,} of {training.steps:,} counts after"
-            f" {said.n_choices(report):,} evaluations on the same held-out documents"
+            evidence=f"step {training.published_step:,} of {training.steps:,} was chosen after"
+            f" {learned.n_choices(report):,} evaluations on the same held-out documents"
             + (f" ({', '.join(by)})" if by else "")
-            + ": the change of that loss is optimistic, and its interval knows nothing of the"
+            + ": the change in that loss is optimistic, and its interval does not account for the"
             " choice",
-            threshold="weights chosen without the documents that are reported",
+            threshold="weights chosen without the reported documents",
             origin="the lowest of several is lower by chance too",
-            recommendation="a task with a metric, which chooses by other questions than it reports;"
-            " or the last step (no load_best_model_at_end, no patience)",
+            recommendation="use a task with a metric, which chooses by questions that it does not"
+            " report, or the last step (no load_best_model_at_end, no patience)",
         )
 
 
@@ -207,19 +207,19 @@ def find_bad_answers(report: Report) -> Findings:
             evidence=f"{n_cut:,} of {number_of(n, 'answer')} were cut off before they ended",
             threshold=f"at most {percent(CUT_OFF_LIMIT)}",
             recommendation="raise evaluation.max_new_tokens; if these answers repeat themselves,"
-            " the expert has not learned to end: see whether the end of the turn is trained on",
+            " the expert has not learned to stop: check whether the end of the turn is trained on",
         )
     if n_left:
         yield make_finding(
             "questions-not-asked",
             severity="warning" if n_left > CUT_OFF_LIMIT * n else "info",
             evidence=f"{n_left:,} of {number_of(n, 'question')} were not asked and count as wrong:"
-            " their prompts leave the model no position to answer in",
+            " their prompts leave no position for an answer",
             threshold=f"none; a warning above {percent(CUT_OFF_LIMIT)}",
-            recommendation="shorten the prompts, or take a base model with more positions",
+            recommendation="shorten the prompts, or use a base model with more positions",
         )
     # By the beginning: ``wrong`` is wrong_answer and wrong_rows, too.
-    found = [e for e in said.count_errors(report.evaluation) if not e[0].startswith(NO_FORM)]
+    found = [e for e in learned.count_errors(report.evaluation) if not e[0].startswith(NO_FORM)]
     kind, n_kind = found[0] if found else ("", 0)
     if n >= MIN_ANSWERS and n_kind > KIND_LIMIT * n:
         yield make_finding(
@@ -237,19 +237,19 @@ def find_shared_questions(report: Report) -> Findings:
         yield make_finding(
             "questions-shared",
             severity="warning" if n > SHARED_LIMIT * n_all else "info",
-            evidence=f"{n:,} of {number_of(n_all, 'held-out document')} ask what is also trained"
-            " on, with another answer",
+            evidence=f"{n:,} of {number_of(n_all, 'held-out document')} ask a question that is also"
+            " trained on, with another answer",
             threshold="none; a warning above " + percent(SHARED_LIMIT),
-            recommendation="keep what belongs together on one side of the split (group of the"
-            " source), or leave out questions that have several answers",
+            recommendation="keep related documents on one side of the split (group of the"
+            " source), or leave out questions with several answers",
         )
 
 
 def find_judge_conflicts(report: Report) -> Findings:
-    judge, change = report.evaluation.judge, said.metric_change(report.evaluation)
+    judge, change = report.evaluation.judge, learned.metric_change(report.evaluation)
     if not judge:
         return
-    # Where no pair was decided, anything is possible.
+    # If no pair was decided, anything is possible.
     low, high = judge.ci95 or (0.0, 1.0)
     # Half of the pairs won is no preference.
     prefers = BETTER if low > 0.5 else WORSE if high < 0.5 else None
@@ -260,18 +260,18 @@ def find_judge_conflicts(report: Report) -> Findings:
             evidence=f"the judge prefers the {model} ({tenths(judge.win_fraction or 0.0)} for the"
             f" expert, 95 % interval {tenths(low)} to {tenths(high)}), {words(change.quantity)}"
             f" is {change.change} than before",
-            threshold="the same side, where both intervals take one",
-            recommendation="read some of these pairs: either the judge's criterion asks for"
-            " something else, or the metric does",
+            threshold="the same side, if both intervals favor one",
+            recommendation="read some of these pairs: the judge's criterion or the metric asks for"
+            " something else",
         )
     n, n_unsure = judge.n_wins + judge.n_losses + judge.n_ties, judge.n_inconsistent
     if n >= MIN_ANSWERS and n_unsure > INCONSISTENT_LIMIT * n:
         yield make_finding(
             "judge-inconsistent",
             evidence=f"the judge contradicted itself on {n_unsure:,} of"
-            f" {number_of(n, 'pair')} when the two answers changed places",
+            f" {number_of(n, 'pair')} when the two answers were swapped",
             threshold=f"at most {percent(INCONSISTENT_LIMIT)}",
-            recommendation="another judge, or a narrower evaluation.judge.criterion",
+            recommendation="use another judge, or a narrower evaluation.judge.criterion",
         )
     if judge.n_failed:
         why = f": {judge.reason}" if judge.reason else ""
@@ -287,7 +287,7 @@ def find_judge_conflicts(report: Report) -> Findings:
 
 
 def find_export_shift(report: Report) -> Findings:
-    export, change = report.export, said.loss_change(report.evaluation)
+    export, change = report.export, learned.loss_change(report.evaluation)
     before, after = export.loss_before_merge, export.loss_after_merge
     # Either way: a merge that lowers the loss is wrong, too.
     if abs(after - before) > MOVED_LIMIT:
@@ -296,10 +296,10 @@ def find_export_shift(report: Report) -> Findings:
             "export-moved-loss",
             evidence=f"the exported model's held-out loss is {after:.5f}, the trained one's"
             f" {before:.5f} ({export.dtype}){gained}",
-            threshold=f"at most {MOVED_LIMIT:g} nats a token apart",
-            recommendation="export in fp32 (export.dtype), if so much matters for this task"
+            threshold=f"at most {MOVED_LIMIT:g} nats per token apart",
+            recommendation="export in fp32 (export.dtype), if that much matters for this task"
             if export.dtype != "float32"
-            else "nothing: fp32 rounds least; the adapter itself is in the checkpoint",
+            else "none: fp32 rounds least; the adapter itself is in the checkpoint",
         )
 
 
@@ -321,19 +321,19 @@ def find_checkpoint_choice(report: Report) -> Findings:
             severity="info",
             evidence=f"step {published.step:,} is published{than}: {published.reason}",
             threshold="the last step, with the lowest held-out loss",
-            origin="a choice is said",
-            recommendation="nothing: the score counts, not the loss"
+            origin="choices are reported",
+            recommendation="none: the score counts, not the loss"
             if is_last
-            else "fewer epochs, if the last steps bring nothing in the next run either",
+            else "use fewer epochs, if the last steps gain nothing in the next run either",
         )
     n = training.n_candidates
     if evaluation.metric and n > 1 and not others:
         yield make_finding(
             "checkpoints-not-compared",
             severity="info",
-            evidence=f"{n:,} checkpoints were kept, none was compared: {published.reason}",
-            threshold="the best of those that were kept",
-            origin=SAID,
-            recommendation="see that reason; more held-out documents (data.eval_fraction) leave"
+            evidence=f"{n:,} checkpoints were kept, but not compared: {published.reason}",
+            threshold="the best of those kept",
+            origin=REPORTED,
+            recommendation="resolve that reason; more held-out documents (data.eval_fraction) leave"
             " questions to choose by (evaluation.n_selection_examples)",
         )

@@ -1,4 +1,4 @@
-"""Findings on parts of wall time that were lost for training."""
+"""Findings on parts of wall time that were lost to training."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class LostTime(NamedTuple):
 def _advise_on_data(report: Report) -> str:
     if report.training_report.training.on_the_fly:
         return "pack the rows before training, not on the fly"
-    # What training read, not what was planned, where its preflight noted that.
+    # What training read, not what was planned, if its preflight recorded it.
     staged = report.staging.used.rows if report.staging.used else report.staging
     advice = "compare 2, 4 and 8 loader workers (loader, dataloader_num_workers)"
     if staged is not None and staged.reason == NO_SCRATCH:
@@ -34,24 +34,24 @@ def _advise_on_data(report: Report) -> str:
 
 def _advise_on_saves(report: Report) -> str:
     settings, training = report.training_parameters, report.training_report.training
-    # The save at the end cannot be made more rarely.
+    # The final save cannot be made less often.
     if training.saves <= 1:
-        return "a faster disk: only the finished weights were saved"
+        return "use a faster disk: only the final weights were saved"
     is_by_steps = settings.save_steps < settings.total_steps
     setting = "save_steps" if is_by_steps else "save_every_minutes"
     if settings.load_best_model_at_end:
         setting += "; load_best_model_at_end saves at every lower loss"
-    return f"save more rarely ({setting}), or to a faster disk"
+    return f"save less often ({setting}), or to a faster disk"
 
 
 def _advise_on_evaluation(report: Report) -> str:
     fewer = "fewer held-out documents (data.eval_fraction)"
     is_rare = len(report.training_report.training.eval_points) <= 2
-    return fewer if is_rare else f"evaluate more rarely (eval_steps), or on {fewer}"
+    return f"use {fewer}" if is_rare else f"evaluate less often (eval_steps), or on {fewer}"
 
 
 def _advise_on_start(report: Report) -> str:
-    advice = "every training pays it anew, and a longer one pays it once"
+    advice = "every training run pays it once, however long it is"
     if report.training_parameters.torch_compile:
         return f"{advice}; torch_compile: false starts sooner and steps more slowly"
     return advice
@@ -66,15 +66,15 @@ LOST_TIMES = (
 )
 WHOLE_START = (
     LostTime(
-        "start-up", ("startup_s", "other_s"), 0.10, "start-up and other work outside the steps",
+        "start-up", ("startup_s", "other_s"), 0.10, "startup and other work outside the steps",
         _advise_on_start,
     ),
 )  # fmt: skip
-# Where a run was broken off, what no stamp covers is above all work that was thrown away.
+# If a run was interrupted, the time that no stamp covers is mostly discarded work.
 BROKEN_START = (
-    LostTime("start-up", ("startup_s",), 0.10, "start-up", _advise_on_start),
+    LostTime("start-up", ("startup_s",), 0.10, "startup", _advise_on_start),
     LostTime(
-        "lost-work", ("other_s",), 0.05, "work that was thrown away since the last checkpoint",
+        "lost-work", ("other_s",), 0.05, "discarded work since the last checkpoint",
         lambda _: "save more often (save_every_minutes)",
     ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ def find_missed_plan(report: Report) -> Findings:
     row, time, calibrated = _row(report, "Wall time"), report.time, report.plan.calibrated
     low, high, actual = row.plan_low, row.plan_high, row.actual
     if not calibrated:
-        # A prior is for the steps alone: nothing was measured of start-up, saves and evaluation.
+        # A prior covers only the steps: startup, saves and evaluation were not measured.
         actual = (time.train_s + time.data_wait_s + (time.h2d_s or 0.0)) / 3600
     if low is None or high is None or not is_measured(actual) or not e.is_long_enough(report):
         return
@@ -26,13 +26,13 @@ def find_missed_plan(report: Report) -> Findings:
         yield make_finding(
             "plan-missed",
             severity="warning" if calibrated else "info",
-            evidence=f"the {'run' if calibrated else 'steps'} took {hours(actual)}, the plan said"
-            f" {hours(low)} to {hours(high)}",
+            evidence=f"the {'run' if calibrated else 'steps'} took {hours(actual)}, the plan"
+            f" predicted {hours(low)} to {hours(high)}",
             threshold="inside the plan's band",
             origin="measured by a calibration" if calibrated else "a prior, not calibrated",
-            recommendation="see the time that was thrown away, as the run was resumed"
+            recommendation="check the discarded time: the run was resumed"
             if e.is_interrupted(report)
-            else "see the bottleneck: something was different from the calibration"
+            else "check the bottleneck: something differed from the calibration"
             if calibrated
             else "calibrate on this hardware (a short run of the same plan); see plan.cost_reason",
             worth=e.PRICED_ELSEWHERE,
@@ -48,10 +48,10 @@ def find_memory_over_plan(report: Report) -> Findings:
             "memory-over-plan",
             severity="info",
             evidence=f"the allocator held {size(actual)}, {percent(difference)}"
-            f" more than the {size(plan)} that were predicted",
+            f" more than the predicted {size(plan)}",
             threshold="at most what the plan predicts",
             origin="the prediction includes a reserve",
-            recommendation="leave more room than the plan says when choosing a card for this model",
+            recommendation="leave more headroom than the plan when choosing a card for this model",
         )
 
 
@@ -64,20 +64,19 @@ def find_fallbacks(report: Report) -> Findings:
             evidence=f"some shards were tokenized by the slower engine: {because[0]}",
             threshold="none",
             origin=e.FALLBACK,
-            recommendation="nothing, unless tokenizing is what takes long: both engines' ids are"
-            " equal",
-            worth="tokenizing is outside the wall time of training",
+            recommendation="none, unless tokenizing takes long: both engines give the same ids",
+            worth="tokenizing is not part of training's wall time",
         )
     if hardware.gpu.peak_source == derive.MEASURED_PEAK:
         name = hardware.gpu.name
         yield make_finding(
             "measured-peak",
             severity="info",
-            evidence=f"no source gives a peak for {name}; MFU is over what one product reached",
+            evidence=f"no source gives a peak for {name}; MFU is relative to a measured matmul",
             threshold="a published peak",
             origin=e.FALLBACK,
-            recommendation="add the card to config/hardware/gpus.yaml, with a source; MFU then"
-            " falls",
+            recommendation="add the card to config/hardware/gpus.yaml, with a source; MFU will"
+            " then be lower",
         )
 
 
@@ -86,11 +85,11 @@ def find_plain_route(report: Report) -> Findings:
         yield make_finding(
             "plain-route",
             severity="warning",
-            evidence=f"{fallback.part} was {fallback.used} in place of {fallback.planned} after"
+            evidence=f"{fallback.part} was {fallback.used} instead of {fallback.planned} after"
             f" step {fallback.after_step}: {fallback.reason}",
             threshold="loss and gradients as on the plain route",
             origin=e.FALLBACK,
-            recommendation="results are right, only slower; report it with the versions of torch"
+            recommendation="results are correct, only slower; report it with the versions of torch"
             " and driver, and try newer ones",
             worth=e.NOT_TIMED,
         )
@@ -104,19 +103,19 @@ def find_monitor_faults(report: Report) -> Findings:
         yield make_finding(
             "monitor-overhead",
             severity="info",
-            evidence=f"the monitor took {percent(share)} of one core",
+            evidence=f"the monitor used {percent(share)} of one core",
             threshold=f"at most {percent(MONITOR_LIMIT)}",
             recommendation="raise collection_interval_seconds",
-            worth="a core beside the trainer; what it cost in time was not measured",
+            worth="it uses another core than the trainer; its cost in time was not measured",
         )
     if hardware.samples <= 0:
         yield make_finding(
             "monitor-lost",
             severity="info",
-            evidence="the monitor left no sample of this run",
-            threshold="one at least",
+            evidence="the monitor recorded no samples of this run",
+            threshold="at least one",
             origin=e.FALLBACK,
-            recommendation="run monitor_gpu.py alone to see what it says",
+            recommendation="run monitor_gpu.py alone to see its output",
         )
 
 
@@ -127,8 +126,8 @@ def find_other_rows(report: Report) -> Findings:
             severity="info",
             evidence=because,
             threshold="every full epoch sees the packed rows once",
-            origin="a check that could not be made is said",
-            recommendation="none, if the run was made by hand",
+            origin="skipped checks are reported",
+            recommendation="none, if the run was started by hand",
         )
 
 
@@ -141,7 +140,7 @@ def find_false_claims(report: Report) -> Findings:
                 evidence=f"\u201c{claim.text}\u201d: {claim.finding}",
                 threshold="a claim follows from its own numbers",
                 origin="arithmetic",
-                recommendation="go by the plan's own figures",
+                recommendation="use the plan's own figures",
             )
 
 
