@@ -70,6 +70,8 @@ class Guard:
             self.copies.start_session(forget_spent=self.options.forget_spent)
             try:
                 self.start_meter()
+                # Before the pull, which may take long.
+                self.copies.try_destinations()
                 if self.options.pull:
                     self.pull_states()
             except BudgetSpent as spent:
@@ -82,7 +84,6 @@ class Guard:
                 self.copies.starts_nothing = True
                 unstarted = StopCause(outcome="budget", why=str(spent))
                 return self._finish(unstarted, code=None, idle_timer="off: no command")
-            self.copies.try_destinations()
             remove(self.options.results / RECORD)
             self._may_cancel = False
             return self._run()
