@@ -3,11 +3,13 @@
 A broken connection is not damage, and a more advanced local state stays.
 """
 
+import errno
 import fcntl
 import json
 import logging
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from stores import Place, every_kind, every_store
@@ -256,12 +258,20 @@ def test_a_store_cannot_write_outside_the_state(
     assert not (tmp_path / "fresh" / "sums" / "abc").exists()
 
 
-def test_a_broken_connection_is_not_damage(place: Place, state: Path, tmp_path: Path) -> None:
+def test_a_broken_connection_is_not_damage(
+    place: Place, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, fresh = push_steps(state, place, 20, 40), tmp_path / "fresh"
     waits: list[float] = []
     with pytest.raises(SyncFailed, match="the line is dead"):
         pull_states(fresh, Broken(store, 99), wait=waits.append)  # type: ignore[arg-type]
     assert waits == [5.0, 10.0, 20.0] and not (fresh / "sums" / "abc").exists()
+    # A full disk stays full, and each try would fetch everything again.
+    monkeypatch.setattr(shutil, "copystat", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    with pytest.raises(SyncFailed, match="full"):
+        pull_states(fresh, store, wait=waits.append)
+    assert len(waits) == 3
+    monkeypatch.undo()
     (message,) = pull_states(fresh, Broken(store, 2), wait=waits.append)  # type: ignore[arg-type]
     assert "step-00000040 pulled" in message
 

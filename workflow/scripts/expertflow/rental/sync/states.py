@@ -18,6 +18,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from expertflow.core.disk import find_full
 from expertflow.core.errors import DataError
 from expertflow.core.files import link_or_copy, remove, replacing, sha256_file
 from expertflow.core.locks import try_lock
@@ -237,9 +238,10 @@ def _fetch_with_retries(
     for wait_s in FETCH_WAITS_S:
         try:
             return _fetch(store, name, state)
-        except _Damaged:
-            raise
         except SyncFailed as error:
+            # Fetched once more, it would be damaged or too large again.
+            if isinstance(error, _Damaged) or find_full(error) is not None:
+                raise
             log.warning("%s; trying again in %.0f s", error, wait_s)
         wait(wait_s)
     return _fetch(store, name, state)

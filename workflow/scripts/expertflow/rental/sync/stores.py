@@ -25,6 +25,7 @@ from expertflow.rental.sync.store import (
     SyncFailed,
     check_key,
     convert_errors,
+    files_below,
     is_local,
 )
 
@@ -86,19 +87,14 @@ class LocalStore(Store):
     def fetch(self, key: str, folder: Path) -> None:
         source = Path(self.shown, key)
         with convert_errors(f"{source}: not copied"):
-            if source.is_file():
-                folder.mkdir(parents=True, exist_ok=True)
-                self._copy(str(source), str(folder / source.name))
-            elif source.is_dir():
-                shutil.copytree(source, folder, copy_function=self._copy, dirs_exist_ok=True)
-            else:
+            if not source.exists():
                 raise NotThere(f"{source}: nothing is there")
-
-    def _copy(self, source: str, target: str) -> None:
-        with Path(target).open("wb") as writer:
-            for chunk in self._chunks(Path(source)):
-                writer.write(chunk)
-        shutil.copystat(source, target)
+            place = source.parent if source.is_file() else source
+            for name in [source.name] if source.is_file() else files_below(source):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                with (folder / name).open("wb") as writer:
+                    writer.writelines(self._chunks(place / name))
+                shutil.copystat(place / name, folder / name)
 
     def list_names(self, key: str) -> list[str]:
         place = Path(self.shown, key)
