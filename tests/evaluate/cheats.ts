@@ -1,7 +1,7 @@
-// Programs that are wrong and try to pass their tests, in ten families; none may.
+// Wrong programs that try to pass their tests, in ten families; none may.
 //
 // Blocks begin with a line of four slashes: "tests NAME", "part NAME", or "FAMILY: NAME" of a program,
-// then "| TESTS" that it is judged by and the parts that come before it.
+// followed by "| TESTS" to judge it by and the parts that come before it.
 
 //// tests plain
 import * as assert from 'assert';

@@ -1,5 +1,5 @@
-// Programs that meet what crosses between program and tests, and pass: objects of classes, errors,
-// arguments that change, functions of the tests, promises, output.
+// Programs that use everything that crosses between program and tests, and pass: objects of classes,
+// errors, arguments that change, functions of the tests, promises, output.
 
 //// a class
 class Stack<T> {
