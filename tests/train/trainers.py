@@ -12,6 +12,7 @@ answers each with one: the exit code, negative for a signal, and whether the fau
 - ``after_s`` and ``number``: send that signal after some seconds.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -212,4 +213,5 @@ if __name__ == "__main__":
     import torch.distributed.fsdp  # noqa: F401
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
+    gc.freeze()  # or each fork's collections would copy all pages
     serve()
