@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 from support import PATIENCE_S, running_in, wait_for
+from warm_python import warm_jobs
 from workflow_space import SNAKEMAKE, Workspace
 
 TARGET = "results/tiny/training.json"
@@ -21,7 +22,7 @@ class Run:
     """A Snakemake in its own process group, as started by a terminal.
 
     Its training pauses from the first checkpoint after ``rest_from`` on until it is stopped, or
-    told to ``go_on``.
+    told to ``go_on``. Unless ``warm``, its jobs start like a user's.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Run:
         *,
         nohup: bool = False,
         rest_from: int | None = 0,
+        warm: bool = True,
     ) -> None:
         self.space = space
         self.log = space.root / "run.log"
@@ -48,7 +50,7 @@ class Run:
             self.process = subprocess.Popen(
                 [str(SNAKEMAKE), "--cores", "2", target],
                 cwd=space.root, stdout=stream, stderr=stream, start_new_session=True,
-                preexec_fn=hear_signals,
+                preexec_fn=hear_signals, env=os.environ | (warm_jobs() if warm else {}),
             )  # fmt: skip
 
     def wait_for_training(self, n_checkpoints: int = 1) -> int:

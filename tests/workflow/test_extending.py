@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
-from workflow_space import LIMIT_S, Workspace, warm_python
+from warm_python import warm_jobs
+from workflow_space import LIMIT_S, Workspace
 
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -41,8 +42,8 @@ def apply(space: Workspace, recipe: str) -> None:
 
 def run_commands(space: Workspace, recipe: str) -> None:
     (commands,) = COMMANDS.findall(recipe)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment["BASH_ENV"] = str(warm_python() / "bash_env")
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": programs, **warm_jobs()}
     # The smallest expert replaces the page's.
     done = subprocess.run(
         ["bash", "-euc", commands.replace("expert-sql", "tiny")],

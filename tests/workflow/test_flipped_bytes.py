@@ -48,7 +48,7 @@ def calls(copied: Workspace) -> dict[str, str]:
 def read_file(space: Workspace, calls: dict[str, str], reader: str) -> tuple[int, list[str]]:
     """Run the reader of a file; return its exit code and lines."""
     if reader == "snakemake":
-        done = space.run_warm("-n", INDEX)
+        done = space.snakemake("-n", INDEX)
     else:
         scripts = space.root / "workflow" / "scripts"
         words = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

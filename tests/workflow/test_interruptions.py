@@ -81,12 +81,12 @@ def test_only_snakemake_is_killed(space: Workspace, expected: str) -> None:
 
 
 def test_the_entire_group_is_stopped_repeatedly(space: Workspace, expected: str) -> None:
-    starting = Run(space)
+    starting = Run(space, warm=False)
     starting.until((space.root / "results/tiny/logs/train_expert.log").exists)
     starting.send("group", signal.SIGINT)
     assert starting.end() != 0
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
-        run = Run(space)
+        run = Run(space, warm=False)
         run.wait_for_training()
         run.send("group", number)
         assert run.end() != 0, run.told()

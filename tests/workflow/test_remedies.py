@@ -112,7 +112,7 @@ FAULTS = {
 
 def make(space: Workspace, *arguments: str) -> tuple[int, str]:
     """Run Snakemake; return its exit code and the error it ends with."""
-    done = space.run_warm(*arguments)
+    done = space.snakemake(*arguments)
     assert "Traceback" not in done.stdout + done.stderr
     last = done.stderr.splitlines()[-1] if done.returncode else ""
     return done.returncode, last
@@ -172,5 +172,5 @@ def test_the_advice_in_a_line_works(walked: Workspace, name: str) -> None:
 
 
 def test_no_fault_leaves_anything_behind(walked: Workspace) -> None:
-    walked.run_warm(REPORT)
+    walked.snakemake(REPORT)
     assert walked.script("verify_results").stdout.endswith(": intact\n")

@@ -1,6 +1,7 @@
 """Rows from plain files, made on the command line without an expert."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import SCRIPTS, run_script, running_in, wait_for
+from warm_python import warm_jobs
 from workflow_space import LIMIT_S
 
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
@@ -29,7 +31,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pretokenize(place: Path, *arguments: str) -> tuple[int, str, str]:
     given = ["--input", "*.jsonl", "--tokenizer", "tokenizer", "--output", "rows", "--cores", "2"]
-    done = run_script("pretokenize_files", *given, *arguments, cwd=place)
+    environment = os.environ | warm_jobs()
+    done = run_script("pretokenize_files", *given, *arguments, cwd=place, env=environment)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -1,25 +1,26 @@
-"""A program ``python`` whose runs are forks of one process that has done the slow imports.
+"""Programs ``python`` and ``snakemake`` that fork one process with the slow imports done.
 
 Importing torch and transformers takes longer than most jobs of tests, importing Snakemake as long
-as a dry run. The program, written to the given folder, runs a script in a fork, forwards signals,
-and exits like the fork. The fork imports the workflow's own code.
+as a dry run. The programs, written to the given folder, run a script in a fork, forward signals,
+and exit like the fork. The fork imports the workflow's own code.
 """
 
 import atexit
+import functools
+import gc
 import json
 import os
 import runpy
 import select
 import shlex
+import shutil
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
-
-import altair  # noqa: F401
-import snakemake.cli  # noqa: F401
-import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
 # A path with a space cannot follow #!.
 PROGRAM = f"""#!/bin/sh
@@ -36,7 +37,8 @@ socket.send_fds(link, [given + b"\\n"], [0, 1, 2])
 told = link.makefile()
 pid = int(told.readline())
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, _: os.kill(pid, number))
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, lambda number, _: os.kill(pid, number))
 code = int(told.readline())
 if code < 0:
     if -code != signal.SIGKILL:
@@ -50,9 +52,15 @@ def serve(folder: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "socket"))
     listener.listen()
-    program = folder / "python"
-    program.write_text(PROGRAM)
-    program.chmod(0o755)
+    snakemake = shlex.quote(str(Path(sys.executable).with_name("snakemake")))
+    texts = {
+        "python": PROGRAM,
+        "snakemake": f'#!/bin/sh\nexec "${{0%/*}}/python" {snakemake} "$@"\n',
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    gc.freeze()  # or each fork's collections would copy all pages
     print("ready", flush=True)
     children = set[int]()
     while True:
@@ -114,5 +122,38 @@ def run(folder: str, words: list[str], environment: dict[str, str]) -> int:
     return code if isinstance(code, int) else int(code is not None)
 
 
+def unmeasured() -> dict[str, str]:
+    """Return an environment without coverage: tracing copies takes time and counts nothing."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+
+
+@functools.cache
+def warm_python() -> Path:
+    """Start the process whose forks are runs and jobs; return the folder of its programs."""
+    folder = Path(tempfile.mkdtemp(prefix="warm-"))
+    atexit.register(shutil.rmtree, folder)
+    command = [sys.executable, __file__, str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=unmeasured())
+    atexit.register(process.kill)
+    assert process.stdout and process.stdout.readline()
+    # A job's shell reads this; the Snakefile puts its own interpreter first.
+    (folder / "bash_env").write_text(f"PATH={folder}:$PATH\n")
+    return folder
+
+
+def warm_jobs() -> dict[str, str]:
+    """Return an environment in which Snakemake's jobs are forks of the warm process."""
+    return {"BASH_ENV": str(warm_python() / "bash_env")}
+
+
 if __name__ == "__main__":
+    import altair  # noqa: F401
+    import msgspec  # noqa: F401
+    import orjson  # noqa: F401
+    import pandas  # noqa: F401
+    import pyarrow.dataset  # noqa: F401
+    import snakemake.cli  # noqa: F401
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+    import vl_convert  # noqa: F401
+
     serve(Path(sys.argv[1]))

@@ -1,14 +1,11 @@
 """A copy of the workflow with two tiny experts, run once; tests edit copies of it."""
 
-import atexit
-import functools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -18,6 +15,7 @@ import pytest
 import yaml
 from filelock import FileLock
 from support import ROOT
+from warm_python import unmeasured, warm_jobs, warm_python
 
 from expertflow.core.records import Record
 from expertflow.data.layout import CHATML
@@ -55,25 +53,6 @@ def readme_manifest() -> str:
     return textwrap.dedent(text)
 
 
-def unmeasured() -> dict[str, str]:
-    """Return an environment without coverage: tracing copies takes time and counts nothing."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-
-
-@functools.cache
-def warm_python() -> Path:
-    """Start the process whose forks are dry runs and jobs; return the folder of its ``python``."""
-    folder = Path(tempfile.mkdtemp(prefix="warm-"))
-    atexit.register(shutil.rmtree, folder)
-    command = [sys.executable, str(Path(__file__).with_name("warm_python.py")), str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=unmeasured())
-    atexit.register(process.kill)
-    assert process.stdout and process.stdout.readline()
-    # A job's shell reads this; the Snakefile puts its own interpreter first.
-    (folder / "bash_env").write_text(f"PATH={folder}:$PATH\n")
-    return folder
-
-
 def manifest(**training: Any) -> dict[str, Any]:
     value: dict[str, Any] = yaml.safe_load(MANIFEST)
     value["training"] |= training
@@ -84,15 +63,9 @@ class Workspace(Record, frozen=True):
     root: Path
 
     def snakemake(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        if "-n" in arguments:
-            return self.run_warm(*arguments, **environment)
-        jobs = {"BASH_ENV": str(warm_python() / "bash_env"), **environment}
-        return self.execute(SNAKEMAKE, "--cores", "2", *arguments, **jobs)
-
-    def run_warm(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run Snakemake in a fork of a warm process: for runs that end before or with a job."""
-        python = warm_python() / "python"
-        return self.execute(python, SNAKEMAKE, "--cores", "2", *words, **environment)
+        """Run Snakemake and its jobs as forks of the warm process."""
+        forked = {**warm_jobs(), **environment}
+        return self.execute(warm_python() / "snakemake", "--cores", "2", *arguments, **forked)
 
     def environment(self, changes: dict[str, str]) -> dict[str, str]:
         # The output comes from this checkout's plugin, not the last installed one.
@@ -100,7 +73,7 @@ class Workspace(Record, frozen=True):
         return {**inherited, "PYTHONPATH": str(ROOT / "workflow" / "logger"), **changes}
 
     def script(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        return self.execute(sys.executable, f"workflow/scripts/{name}.py", *arguments)
+        return self.execute(warm_python() / "python", f"workflow/scripts/{name}.py", *arguments)
 
     def execute(self, *command: object, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -110,11 +83,11 @@ class Workspace(Record, frozen=True):
         )  # fmt: skip
 
     def start(self, *command: object) -> "subprocess.Popen[str]":
-        """Start a command in a separate session; its stdout is all its output."""
+        """Start a command in a separate session, with warm jobs; its stdout is all its output."""
         pipe, output = subprocess.PIPE, subprocess.STDOUT
         return subprocess.Popen(
             [*map(str, command)],
-            cwd=self.root, env=unmeasured(), stdout=pipe, stderr=output, text=True,
+            cwd=self.root, env=unmeasured() | warm_jobs(), stdout=pipe, stderr=output, text=True,
             start_new_session=True,
         )  # fmt: skip
 
@@ -126,7 +99,7 @@ class Workspace(Record, frozen=True):
 
     def refused(self, *arguments: str, **environment: str) -> str:
         """Run Snakemake, which must fail with one line, its last; return it."""
-        done = self.run_warm(*(arguments or (REPORT,)), **environment)
+        done = self.snakemake(*(arguments or (REPORT,)), **environment)
         told = done.stderr.splitlines()
         lines = [line for line in told if line.startswith("error: ")]
         assert done.returncode != 0 and lines == told[-1:], done.stderr
@@ -195,7 +168,7 @@ def let_trainings_rest(space: Workspace) -> None:
 
 def copy_code(source: Path, target: Path) -> None:
     """Copy the files that the workflow needs, without data or results."""
-    ignored = shutil.ignore_patterns("__pycache__")
+    ignored = shutil.ignore_patterns("*.pyc.*")  # being written by another process
     for name in CODE:
         shutil.copytree(source / name, target / name, ignore=ignored)
     shutil.copy2(source / "Snakefile", target)
@@ -222,8 +195,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     with FileLock(shared / "lock"):
         if not (shared / "done").exists():
             shutil.rmtree(shared / "a space", ignore_errors=True)
-            # Its jobs start like users', so that a missing import shows.
-            make_workspace(shared / "a space").run(REPORT, BASH_ENV="")
+            # It and its jobs start like users', so that a missing import shows.
+            done = make_workspace(shared / "a space").execute(SNAKEMAKE, "--cores", "2", REPORT)
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
             (shared / "done").touch()
     return Workspace(shared / "a space").copy(tmp_path_factory.mktemp("own") / "a space")
 
