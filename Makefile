@@ -36,6 +36,8 @@ MINUTES ?= 10
 MUTANTS ?= 300
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# If Python is set to write no bytecode, as in many images, each job would compile ours again.
+unexport PYTHONDONTWRITEBYTECODE
 # Machines without an NVIDIA driver take the CPU build of the same torch if they can reach it.
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 REACHES := $(PYTHON) -c 'from urllib.request import urlopen as o; o("$(TORCH_CPU)/torch/", timeout=5)'
@@ -43,8 +45,7 @@ TORCH_INDEX = $$(command -v nvidia-smi >/dev/null || ! $(REACHES) 2>/dev/null ||
 # uv does in seconds what takes pip a minute. It does not read pip's settings, so pip installs torch.
 UV := $(shell command -v uv)
 PIP := $(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q)
-# Importing these compiles what jobs need, a third of all bytecode, in two processes. If Python
-# is set to write no bytecode, as in many images, each job would compile it again.
+# Importing these compiles what jobs need, a third of all bytecode, in two processes.
 IMPORTED := snakemake.cli,smart_open,requests,rich.live,msgspec,altair,sqlglot,graphglot,datasets transformers.models.qwen3.modeling_qwen3,peft
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
@@ -76,8 +77,8 @@ compare: install
 demos: install
 	$(BIN)/snakemake --cores $(CORES)
 
-check-demos: demos
-	$(BIN)/python tests/workflow/check_demos.py
+check-demos: install
+	$(BIN)/python tests/workflow/check_demos.py $(CORES)
 
 # A worker takes a complete file, so that its fixtures are made once. One thread each: two workers
 # with many threads would only get in each other's way.
@@ -131,7 +132,7 @@ $(VENV)/.installed: envs/requirements.lock
 	@{ echo $(TORCH_INDEX) $(TORCH); $(if $(UV),,grep -v -e '^#' -e ^torch= $< | xargs -n 19;) } \
 	  | xargs -P 2 -L 1 $(BIN)/pip install -q --no-compile --no-deps
 	@$(PIP) --no-compile -r $<
-	@printf '%s\n' $(IMPORTED) | env -u PYTHONDONTWRITEBYTECODE xargs -P 2 -n 1 $(BIN)/python -c \
+	@printf '%s\n' $(IMPORTED) | xargs -P 2 -n 1 $(BIN)/python -c \
 	  'import importlib, sys; [importlib.import_module(name) for name in sys.argv[1].split(",")]'
 	touch $@
 
