@@ -25,7 +25,6 @@ from expertflow.tokens.arrow import PAD_ID, PackedRows, read_rows, write_rows
 from expertflow.tokens.packing import clip_spans
 from expertflow.tokens.ragged import Ragged, offsets_of, run_indices
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.feed.loader import make_feed
 
 # Settings that a variant may change; all other differences between plans follow from them.
 MOVABLE = tuple(setting.name for setting in list_settings(Training) if "speed" in setting.affects)
@@ -190,6 +189,8 @@ def _check_device(gpu: GpuFacts | None, plan: TrainPlan) -> None:
 
 
 def first_rows(plan: TrainPlan, rows: PackedRows, *, n_steps: int) -> FirstRows:
+    from expertflow.train.feed.loader import make_feed  # imports torch
+
     order = make_feed(plan, rows).order
     taken = np.concatenate([order.rows_of_step(step) for step in range(n_steps)])
     _, first = np.unique(taken, return_index=True)  # epochs repeat rows
