@@ -1,6 +1,6 @@
 """Ask the base model, the candidates and the best of them: the part that needs a card.
 
-Their answers are scored by ``evaluation``, except where a score chooses among checkpoints.
+Their answers are scored by ``evaluation``, except if a score chooses among checkpoints.
 """
 
 import logging

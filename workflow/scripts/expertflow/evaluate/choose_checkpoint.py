@@ -1,7 +1,7 @@
 """Choose among the kept checkpoints by the task's own metric. Pure.
 
 The choice uses questions that are not reported, since the best of several looks better than it is
-on the questions it was chosen on. The held-out loss has no second set: where it decides, or
+on the questions it was chosen on. The held-out loss has no second set: if it decides, or
 training chose by it, the reported loss is biased by the choice.
 """
 

@@ -221,12 +221,12 @@ class ModelComparison(Record, frozen=True):
     def estimate_changes(self) -> tuple[PairedChange, ...]:
         before_D, after_D = (np.array(one.answers.nats) for one in (self.before, self.after))
         n_D = np.array(self.before.answers.n_targets)
-        there = n_D > 0  # without a target there is no loss
+        has_loss = n_D > 0  # without a target there is no loss
         loss = estimate_change(
             "held_out_loss",
-            before_D[there] / n_D[there],
-            after_D[there] / n_D[there],
-            weights=n_D[there],
+            before_D[has_loss] / n_D[has_loss],
+            after_D[has_loss] / n_D[has_loss],
+            weights=n_D[has_loss],
             higher_is_better=False,
             seed=self.seed,
         )
@@ -254,7 +254,7 @@ class ModelComparison(Record, frozen=True):
         self, task: ScoringTask, baseline: BaselinePredictor, n_learned_from: int
     ) -> BaselineScore:
         with show_activity(lambda: f"baseline {baseline.name}"):
-            # One call for all answers, as each call of score may start a process.
+            # One call for all answers, because each call of score may start a process.
             answers = [baseline.answer(example) for example in self.asked]
             judgments = task.score(self.asked, answers)
         score = summarize_judgments(task.metric, judgments)

@@ -80,7 +80,7 @@ def generate_answers(
     with the reason in ``not_asked``.
 
     Sampling is seeded by the prompt, so an answer depends on its batch only by rounding, which
-    hardly ever decides a token in fp32. In bf16 answers repeat only for the same card and batch
+    almost never decides a token in fp32. In bf16 answers repeat only for the same card and batch
     size.
 
     Raises EvaluationError if a single prompt does not fit into memory.
@@ -265,7 +265,7 @@ class Endings(StoppingCriteria):  # type: ignore[misc]
         for i, room in enumerate(self.rooms):
             if not self.done[i] and rows:
                 # Check the tail first, as decoding everything after each token is quadratic; then
-                # everything, as the tail may start within a character.
+                # everything, because the tail may start within a character.
                 self.done[i] = self._has_stop(rows[i][-self.n_tail :]) and self._has_stop(rows[i])
             self.done[i] |= n_written >= room
         return torch.tensor(self.done, device=input_ids.device)

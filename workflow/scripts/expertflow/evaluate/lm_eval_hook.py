@@ -152,7 +152,7 @@ def _offline() -> Iterator[None]:
         for module_name, names in SWITCHES.items():
             module = importlib.import_module(module_name)
             for name in names:
-                # Set in the modules, as they read the environment only once, at import.
+                # Set in the modules, which read the environment only once, at import.
                 undo.callback(setattr, module, name, getattr(module, name))
                 setattr(module, name, True)
         yield

@@ -212,7 +212,7 @@ def own_digest(spec: GenerationSpec) -> str | None:
 def find_task(task: str) -> type[ScoringTask] | None:
     """Return a task's class, by name or from a user's ``*.py``; null for the held-out loss.
 
-    Raises EvaluationError if there is no such file, or it defines no task or several.
+    Raises EvaluationError if there is no such file, or it does not define exactly one task.
     """
     if task == HELD_OUT_LOSS:
         return None

@@ -96,7 +96,7 @@ def _interval(sums_N: Floats, counts_N: Floats, seed: int) -> tuple[float, float
         n_drawn = min(step, N_RESAMPLES - start)
         # Counts of each kind per resample, distributed as if n_units were drawn one by one.
         drawn_RK = rng.multinomial(n_units, n_K / n_units, size=n_drawn)
-        # Elementwise, as a matrix product may round differently on another machine.
+        # Elementwise, because a matmul may round differently on another machine.
         sums_R = (drawn_RK * kinds_K2[:, 0]).sum(axis=1)
         ratios.append(sums_R / (drawn_RK * kinds_K2[:, 1]).sum(axis=1))
     tail = tail_of_interval(n_units)

@@ -14,7 +14,7 @@ from expertflow.studies.records import PLAN, AblationRecord, Bar, Estimate
 IS_PLAN = "is the plan"
 # The plan compared with itself needs no measurement.
 SAME = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
-# What a ratio measures where it is not training speed.
+# What a ratio measures if not training speed.
 METRICS = {"tokens_per_s": "", "hours": "hours of an entire run", "read_speed": "reading the rows"}
 PLAN_LABEL = "the plan"
 # Smallest gain reported as one: intervals over a few repeats do not cover day-to-day drift.

@@ -61,7 +61,7 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
         plan_against_actual=(
             run.plan_row("Optimizer steps", "steps", plan.steps, training.steps),
             run.plan_row("Useful tokens", "tokens", plan.trained_tokens, data.trained_tokens),
-            run.plan_row("Useful tokens a second", "tokens/s", plan.useful_tokens_per_s,
+            run.plan_row("Useful tokens per second", "tokens/s", plan.useful_tokens_per_s,
                       throughput.useful_tokens_per_s, run.estimate_speed_band(inputs)),
             run.plan_row("Wall time", "h", plan.hours, cost.hours,
                       (plan.band.hours_low, plan.band.hours_high)),

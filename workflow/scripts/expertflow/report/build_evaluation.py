@@ -126,7 +126,7 @@ def _delta(record: EvaluationRecord, no_metric: str) -> r.Delta:
     )
     difference = convert_value(after, lambda after: convert_value(before, lambda it: after - it))
     not_compared = record.unavailable.get("changes", NO_CHANGE_REASON)
-    # Where a score is missing, that is why nothing was compared.
+    # If a score is missing, that is why nothing was compared.
     because = difference.reason if isinstance(difference, Missing) else not_compared
     return r.Delta(
         held_out_loss=record.after.held_out_loss - record.before.held_out_loss,

@@ -74,7 +74,7 @@ def find_bottleneck(report: Report) -> Bottleneck:
 
 
 def _inside_step(report: Report) -> tuple[str | None, list[str]]:
-    """Return what limits a step; None where counters are missing or inconclusive."""
+    """Return what limits a step; None if counters are missing or inconclusive."""
     if report.training_report.hardware.samples < e.MIN_SAMPLES:
         return None, []
     card, mfu = e.read_counters(report), report.throughput.mfu_fraction

@@ -65,7 +65,7 @@ class ReportInputs(Record, frozen=True, kw_only=True):
 def read_inputs(
     spec: ReportSpec, folder: Path, *, ledger: Path, ablation: Path | None = None
 ) -> ReportInputs:
-    """Read an expert's records; raise DataError if one is missing, malformed, or foreign."""
+    """Read an expert's records; raise DataError if one is missing, malformed, or another's."""
     read: dict[str, Any] = {
         "ledger": read_record(Ledger, ledger) if ledger.is_file() else Ledger(),
         "attempts": {},

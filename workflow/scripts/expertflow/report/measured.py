@@ -53,7 +53,7 @@ def convert_value(value: Measured[T], convert: Callable[[T], V]) -> V | Missing:
 
 
 def explain(record: R, reasons: Mapping[str, str], default: str | None = None) -> R:
-    """Return a record with its nulls replaced by their reasons, where there are any."""
+    """Return a record with its nulls replaced by their reasons, if any."""
     nulls = [name for name in record.__struct_fields__ if getattr(record, name) is None]
     # A null without a reason stays one; check_report rejects it unless it is intentional.
     found = {name: reasons.get(name, default) for name in nulls}

@@ -27,7 +27,7 @@ def collect_provenance(results: Path, *, asked: Collection[str] = ()) -> dict[st
     host's name is hashed: the hash distinguishes machines without naming them.
     """
     records = (stage.record for stage in stages_before("build_report", asked=asked))
-    # Records of shards have wildcards in their names; ``chain`` holds those.
+    # Records of shards have wildcards in their names; ``chain`` has those.
     names = ("sources.lock.json", *(name for name in records if "{" not in name))
     found = [name for name in names if (results / name).is_file()]
     return {

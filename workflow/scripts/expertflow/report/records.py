@@ -51,7 +51,7 @@ class Scored(Record, frozen=True, kw_only=True):
 
 
 class Recall(Scored, frozen=True, kw_only=True):
-    """The expert on questions that it was trained on, as they were or in other words."""
+    """The expert on questions that it was trained on, verbatim or reworded."""
 
     wording: Annotated[str, doc("How each is worded; {question} stands for its text.")]
 
@@ -244,7 +244,7 @@ class ChainLink(Record, frozen=True, kw_only=True):
     code: Annotated[str, doc("Digest of the stage's code.")]
 
 
-# A Struct, as a Record forbids unknown keys.
+# A Struct, because a Record forbids unknown keys.
 class Provenance(Struct, frozen=True, kw_only=True):
     """What this report was made from; further keys are allowed."""
 

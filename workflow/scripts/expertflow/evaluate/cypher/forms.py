@@ -8,7 +8,7 @@ that the query leaves open. The converse does not hold. The steps, on a legal qu
 - a variable named only once, in a pattern, is dropped
 - ``(b)<-[:R]-(a)`` becomes ``(a)-[:R]->(b)``; longer paths take one of their two directions
 - one of ``5 < n.age`` and ``n.age > 5`` is chosen; ``NOT n.x = 1`` becomes ``n.x <> 1``
-- ``count(n)`` becomes ``count(*)`` where no row lacks the node or relationship
+- ``count(n)`` becomes ``count(*)`` if no row lacks the node or relationship
 - ``AS name`` of the last RETURN is dropped and replaced in ORDER BY; so is ``ASC``
 
 With a ``*`` projection nothing changes, since each variable is part of the answer.
@@ -61,7 +61,7 @@ _FRESH_EACH_TIME = frozenset({"rand", "randomuuid"})
 _TURNED = {"<": Token("operator", ">"), ">": Token("operator", "<")}
 
 _MIRRORED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
-# `NOT x < 1` and `x >= 1` differ where x is NaN, so only these have an opposite.
+# `NOT x < 1` and `x >= 1` differ if x is NaN, so only these have an opposite.
 _OPPOSITE = {"=": "<>", "<>": "="}
 _NOT = Token("keyword", "NOT")
 # These operators bind more tightly than a comparison. A minus may be a relationship's.
@@ -88,7 +88,7 @@ def common_form(tokens: Sequence[Token]) -> list[Token]:
         _drop_unused_variables(items, paths)
     _turn_paths(paths)
     _sort_conditions(items)
-    # Last, as a variable's number is its position among those that remain.
+    # Last, because a variable's number is its position among those that remain.
     return number_variables(list(flatten(items)))
 
 
@@ -113,7 +113,7 @@ def _move_maps_to_conditions(items: Items) -> None:
 
 def _iter_clauses(items: Items, keyword: Token) -> Iterator[tuple[Items, int, int]]:
     """Yield where the words after a keyword are, backwards, so that earlier indices stay valid."""
-    # Inner clauses first, as they are part of the outer ones.
+    # Inner clauses first, because they are part of the outer ones.
     for level in reversed(list(iter_levels(items))):
         for index in reversed(range(len(level))):
             if level[index] == keyword:

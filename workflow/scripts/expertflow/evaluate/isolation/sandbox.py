@@ -31,7 +31,7 @@ _INSIDE = "/program"
 
 
 class SandboxLimits(Record, frozen=True, kw_only=True):
-    """``data_bytes`` is written memory, as V8 reserves more; ``wall_s`` ends sleeping programs."""
+    """``data_bytes`` is written memory (V8 reserves more); ``wall_s`` ends sleeping programs."""
 
     cpu_s: int = 5
     wall_s: float = 30.0

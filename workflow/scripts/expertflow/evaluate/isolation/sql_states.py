@@ -168,7 +168,7 @@ class StateMaker:
         # Not a secret: the same database is made again for the next answer.
         self._rng = random.Random(number)
         size = max(SIZES[number % len(SIZES)], self._n_rows + 2 if number % 2 else 0)
-        # Repeated values in every other state: groups, ties and duplicates; else hardly any.
+        # Repeated values in every other state: groups, ties and duplicates; otherwise almost none.
         width = 4 if number % 4 < 2 else 40
         # Keys start at other numbers in other states, so that `id = 1` is not always the first.
         base = 10 * (number % 3)
@@ -218,8 +218,8 @@ class StateMaker:
         if isinstance(constant, int | float):
             if _YEAR.fullmatch(str(constant)) and kind == "text" and not exact:
                 return f"{constant}-0{rng.randint(1, 9)}-15"
-            beside = rng.choice((1, -1, 2, 0.5 if kind == "real" else 10))
-            number = constant if exact else constant + beside
+            offset = rng.choice((1, -1, 2, 0.5 if kind == "real" else 10))
+            number = constant if exact else constant + offset
             return str(number) if kind == "text" else number
         text = constant.replace("%", "" if exact else rng.choice(("", "x"))).replace("_", "a")
         if exact:

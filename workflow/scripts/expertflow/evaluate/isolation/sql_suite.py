@@ -1,6 +1,6 @@
 """Compare queries on several databases made from the text of a schema.
 
-The first database has the text's own rows, where it has some; the others are made up
+The first database has the text's own rows, if it has any; the others are made up
 (``sql_states``). A database on which the reference has no answer, or a different one when rows are
 read in reverse, proves nothing and is left out.
 """

@@ -39,7 +39,7 @@ class Patience(Record, frozen=True, kw_only=True):
     first_wait_s: float = 1.0
     longest_wait_s: float = 60.0
     n_at_once: int = 4
-    # Consecutive failures after which no more requests are sent.
+    # Consecutive failures before giving up on all requests.
     n_failures: int = 8
 
 

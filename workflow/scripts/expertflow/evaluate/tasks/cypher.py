@@ -83,7 +83,7 @@ class Cypher(IsolatedTask):
 
     @staticmethod
     def judge_texts(answer: str, reference: str, schema: str | None = None) -> Judgment:
-        """Compare two queries by their common form, and name the fault of one that differs.
+        """Compare two queries by their common form, and name the fault of a differing one.
 
         Kinds, the first that applies: ``correct``, ``empty``, ``did_not_parse``, ``unknown_label``,
         ``unknown_relationship``, ``unknown_property``, ``wrong_direction``, ``different``.
@@ -207,7 +207,7 @@ def _settle(
     except _ODD_ROWS as error:
         return Judgment("not_executed", f"its rows cannot be compared: {type(error).__name__}")
     if all(cell is None for row in found.rows for cell in row):
-        # A missing property is null too.
+        # A missing property is also null.
         what = "nothing but nulls" if found.rows else "nothing"
         return Judgment("different", f"both return {what}, which proves nothing")
     return Judgment("correct")

@@ -20,7 +20,7 @@ from expertflow.evaluate.scoring import IsolatedTask
 
 MAX_CHARS = 200_000
 
-# Raised by broken schemas, also where a `$ref` leads to a part that the draft's own schema did not
+# Raised by broken schemas, also if a `$ref` leads to a part that the draft's own schema did not
 # check. jsonschema uses `re` where patterns meet unevaluated names.
 _BREAKDOWNS = (
     SchemaError, Unresolvable, UnknownType, regex.error, re.error,

@@ -29,7 +29,7 @@ class SqlExecution(IsolatedTask):
 
     Rows are a multiset, ordered only if the reference orders its outermost SELECT; column names do
     not count. Numbers may differ by 1e-9 of their size, integers not at all. Two empty results
-    agree, so a database should have rows to tell queries apart. If the reference's ORDER BY leaves
+    agree, so a database needs rows to distinguish queries. If the reference's ORDER BY leaves
     ties, their order is part of the answer. The schema may be read; random functions are refused in
     both queries, since their results cannot be compared. The clock is the machine's, and the same
     for both.

@@ -76,7 +76,7 @@ def syntax(code: str) -> list[Token] | None:
 
 
 def _tokens(root: "Node") -> Iterator[Token]:
-    # An explicit stack, as generated code may nest deeper than Python's recursion limit.
+    # An explicit stack: generated code may nest deeper than Python's recursion limit.
     stack: list[Node | None] = [root]
     while stack:
         node = stack.pop()
@@ -102,7 +102,7 @@ def _significant_children(node: "Node") -> "list[Node]":
     def is_optional(before: str, own: str, after: str) -> bool:
         # In `[1,,]` the last comma makes a hole; only one after an element is a trailing comma.
         is_trailer = after in _CLOSING and before not in ("", ",", "[")
-        # Even `for (;;)` needs no semicolons here, as its parts are separate nodes.
+        # Even `for (;;)` needs no semicolons here: its parts are separate nodes.
         return own == ";" or (own == "," and (node.type in _SEPARATED or is_trailer))
 
     around = zip(types, types[1:], types[2:], strict=False)

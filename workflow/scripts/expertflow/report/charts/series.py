@@ -35,7 +35,7 @@ def join_points(points: pd.DataFrame, n_bins: int) -> pd.DataFrame:
 
 
 def tokens_per_s(steps: pd.DataFrame) -> pd.DataFrame:
-    # Tokens of a bin over its seconds: a mean of speeds would count slow steps too little.
+    # Tokens of a bin over its seconds: a mean of speeds would underweight slow steps.
     parts = steps.assign(took_s=durations_s(steps)).groupby(_bins(steps, N_BINS))
     seconds, clock = parts["took_s"].sum(), parts["elapsed_s"]
     points = pd.DataFrame({"x": (clock.first() + clock.last()) / 2})

@@ -161,7 +161,7 @@ def _dot_color(bar: Bar, ratio: Estimate) -> str:
 
 
 def _plot_letters(names: list[str], figures: list[str], form: fr.ScreenForm) -> list[alt.Chart]:
-    # The renderer aborts the whole process on a control character.
+    # The renderer aborts the entire process on a control character.
     rows = [
         {"y": i + NAME, "name": show_hidden(name), "figure": show_hidden(figure)}
         for i, (name, figure) in enumerate(zip(names, figures, strict=True))

@@ -109,7 +109,7 @@ def read_counters(report: Report) -> Counters:
 
 
 def time_shares(report: Report) -> dict[str, float]:
-    """Return the shares of wall time by what they are spent on; empty for a run without time.
+    """Return the shares of wall time by use; empty for a run without time.
 
     The wait for a profile is left out.
     """

@@ -213,7 +213,7 @@ def find_throttling(report: Report) -> Findings:
     if watched_s and e.has_readings(report) and hot_s > THERMAL_LIMIT * watched_s:
         yield make_finding(
             "thermal-throttling",
-            evidence=f"the driver throttled the clocks for heat {percent(hot_s / watched_s)} of the"
+            evidence=f"heat held the clocks back {percent(hot_s / watched_s)} of the"
             f" time ({duration(hot_s)})",
             threshold=f"at most {percent(THERMAL_LIMIT)} of the time",
             recommendation="improve the cooling, or use another host",

@@ -169,7 +169,7 @@ def _more_questions(change: PairedChange) -> str:
     n_more = learned.n_more_to_see(change)
     if n_more is None:
         return "; no number of questions can show a difference of zero"
-    # Two digits, as the estimate is no better: 1,234 -> 1,300.
+    # Two digits, because the estimate is no better: 1,234 -> 1,300.
     scale: int = 10 ** max(0, len(str(n_more)) - 2)
     return (
         f"; if the difference is as measured, about {-(-n_more // scale) * scale:,} more held-out"
@@ -218,7 +218,7 @@ def find_bad_answers(report: Report) -> Findings:
             threshold=f"none; a warning above {percent(CUT_OFF_LIMIT)}",
             recommendation="shorten the prompts, or use a base model with more positions",
         )
-    # By the beginning: ``wrong`` is wrong_answer and wrong_rows, too.
+    # By prefix: ``wrong`` is also wrong_answer and wrong_rows.
     found = [e for e in learned.count_errors(report.evaluation) if not e[0].startswith(NO_FORM)]
     kind, n_kind = found[0] if found else ("", 0)
     if n >= MIN_ANSWERS and n_kind > KIND_LIMIT * n:
@@ -289,7 +289,7 @@ def find_judge_conflicts(report: Report) -> Findings:
 def find_export_shift(report: Report) -> Findings:
     export, change = report.export, learned.loss_change(report.evaluation)
     before, after = export.loss_before_merge, export.loss_after_merge
-    # Either way: a merge that lowers the loss is wrong, too.
+    # Either way: a merge that lowers the loss is also wrong.
     if abs(after - before) > MOVED_LIMIT:
         gained = f"; training changed it by {format_change(change)}" if change else ""
         yield make_finding(

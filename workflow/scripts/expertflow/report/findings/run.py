@@ -42,7 +42,7 @@ def find_missed_plan(report: Report) -> Findings:
 def find_memory_over_plan(report: Report) -> Findings:
     row = _row(report, "Peak device memory")
     plan, actual, difference = row.plan, row.actual, row.difference_fraction
-    # A plan without a prediction is false, too.
+    # A plan without a prediction is also falsy.
     if plan and is_measured(actual) and difference and difference > 0:
         yield make_finding(
             "memory-over-plan",
@@ -51,7 +51,7 @@ def find_memory_over_plan(report: Report) -> Findings:
             f" more than the predicted {size(plan)}",
             threshold="at most what the plan predicts",
             origin="the prediction includes a reserve",
-            recommendation="leave more headroom than the plan when choosing a card for this model",
+            recommendation="choose a card for this model with more room than the plan predicts",
         )
 
 
