@@ -100,22 +100,22 @@ HALF = variant("a", metric="hours", saves=0.5)
 @pytest.mark.parametrize(
     ("records", "bounds", "expected", "reason"),
     [
-        ([TWICE], SAID, "as claimed", "the interval reaches beyond what was said"),
+        ([TWICE], SAID, "as claimed", "the interval extends beyond the claim"),
         ([TWICE], {"low": 8.0, "high": 8.0}, "less", None),
         ([TWICE], {"low": 1.05, "high": 1.1}, "more", None),
         ([TWICE], {"low": 5.0}, "less", None),
         ([TWICE], {}, "measured", None),
-        ([measured("a", 2.0, 2.2, 2.4)], SAID, "not decided", "reaches into what was said"),
-        ([measured("a", 0.9, 1.0, 1.1)], SAID, "no change", "holds what was said, too"),
+        ([measured("a", 2.0, 2.2, 2.4)], SAID, "not decided", "overlaps the claim"),
+        ([measured("a", 0.9, 1.0, 1.1)], SAID, "no change", "also contains the claim"),
         ([measured("a", 0.5, 0.51, 0.49)], SAID, "less", None),
         ([measured("a", 1.5, 1.51, 1.52)], SAID, "as claimed", None),
         ([measured("a", 1.012, 1.012, 1.0121, variant=HALF, reason=HOURS)], SAID, "less", HOURS),
         # Variants that run the same are not compared; one that equals the plan represents it.
-        (ALIKE, {}, "not measurable", "a and b are one and the same here"),
+        (ALIKE, {}, "not measurable", "a and b are the same here"),
         ([TWICE, plain("b")], SAID, "as claimed", "b is the plan here"),
         # A claim without an answer has a reason.
         ([plain("a", "TF32 is of cards"), plain("b")], {}, "not measurable",
-         "one and the same here: TF32 is of cards"),
+         "the same here: TF32 is of cards"),
         ([TWICE, plain("b", "no compiler", "not measurable")], {}, "not measurable",
          "b: not measurable, no compiler"),
     ],
@@ -194,7 +194,7 @@ def test_a_rung_that_runs_like_the_previous_one_is_worth_nothing(base: TrainPlan
 
     first, second, last = bars("a")
     assert second.step is None and second.ratio == first.ratio != middle.ratio
-    assert second.reason == "as the rung before on this hardware; not compiled"
+    assert second.reason == "same as the previous rung on this hardware; not compiled"
     assert last.step and last.step.value == pytest.approx(2.5, rel=0.01)
     assert bars("b")[1].step is not None
 
@@ -217,7 +217,7 @@ def test_unmeasured_variants_keep_their_reason(base: TrainPlan) -> None:
     assert bar.tokens_per_s is bar.peak_memory_bytes is bar.padding_fraction is None
     assert [other.step is None for other in others] == [True, False]
     record = joined(base, measured("v", 2, 2, 2.1), price=1.0, world_size=2)
-    assert any("2 processes; all runs here are of one" in note for note in record.notes)
+    assert any("2 processes; all runs here use one" in note for note in record.notes)
     # The price may be for one card or for two.
     assert record.price_usd_per_hour is record.plan_usd_per_million_tokens is None
     assert "for 2 processes" in record.unavailable["usd_per_million_tokens"]

@@ -61,7 +61,7 @@ def test_a_variant_without_an_effect_is_the_plan(set_up: Setup, training: dict[s
 @pytest.mark.parametrize(
     ("training", "match"),
     [
-        ({"batch_size": 3}, r"of 3 rows do not make up .* of 8"),
+        ({"batch_size": 3}, r"of 3 rows do not divide .* of 8"),
         ({"use_tf32": True}, "trains on a CPU"),
         ({"gpu": OLD, "bf16": True}, "Old has no"),
         ({"gpu": OLD, "use_tf32": True}, "Old has no TF32"),

@@ -94,7 +94,7 @@ def test_settings_predicted_not_to_fit_are_not_run() -> None:
     assert too_large not in card.ran
     trial = search.trials[too_large]
     assert trial.outcome == "left out" and trial.predicted_peak_bytes == 144 * GB
-    assert trial.reason == "memory: 134.1 GiB are predicted and 74.5 may be used"
+    assert trial.reason == "memory: predicted 134.1 GiB, usable 74.5"
     # Recomputation is tried only with rows that do not fit without it.
     again = [choice.batch_size for choice in card.ran if choice.gradient_checkpointing]
     assert again == [16]
@@ -117,7 +117,7 @@ def test_dominated_rows_are_skipped_and_slow_ones_abandoned() -> None:
     trials = card.search().trials
     rows = {n: trials[with_rows(n, torch_compile=False)] for n in (8, 2)}
     assert rows[8].outcome == "measured" and rows[2].outcome == "left out"
-    assert rows[2].reason == "dominated: 8 rows were slower already"
+    assert rows[2].reason == "dominated: 8 rows were already slower"
     masked = next(t for c, t in trials.items() if c.attention == "sdpa")
     assert masked.outcome == "given up"
     fastest = 1000.0 * 16 / 17
@@ -129,7 +129,7 @@ def test_no_trial_starts_when_the_time_is_up() -> None:
     search = card.search(max_s=25.0)
     assert len(card.ran) == 3 and card.now_s == 30
     reasons = {t.reason for t in search.trials.values() if t.outcome == "left out"}
-    assert "budget: the 25 s of the search were over" in reasons
+    assert "budget: the search had used its 25 s" in reasons
     assert search.best() in card.ran
 
 

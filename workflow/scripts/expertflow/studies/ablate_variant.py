@@ -30,7 +30,7 @@ PACKAGES = ("torch", "transformers", "peft", "accelerate")
 
 
 def ablate_variant(job: VariantJob) -> VariantRecord:
-    """Measure one variant; raise TrainingError if the plan itself cannot be run."""
+    """Measure one variant; raise TrainingError if the plan itself cannot run."""
     measure = {"tokens_per_s": _speed, "hours": _hours, "read_speed": _read_speed}
     planned, here = read_record(TrainPlan, job.plan), probe_machine(table=[])
     blank = VariantRecord(
@@ -98,7 +98,7 @@ def _hours(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
     for _ in range(job.spec.n_repeats):
         results.append(_run(runner, trial, is_plan=True))
         if results[-1].outcome != "measured":
-            # It would fail again, on a card that is paid for.
+            # A repeat would fail too, on a card that costs money.
             return _failed(blank, results[-1])
     ratios, how = compare_trials.hours_ratios(base, results, saves=job.spec.variant.saves)
     blank = replace(blank, outcome="measured", plan_timings=tuple(results))

@@ -1,4 +1,4 @@
-"""Combine the variants' records into the worth of each switch here, next to the claims."""
+"""Combine the variants' records into what each switch is worth here, next to the claims."""
 
 import math
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ from expertflow.studies.records import (
 
 PER_MILLION = 1e6
 HOUR_S = 3600
-AS_BEFORE = "as the rung before on this hardware"
+AS_BEFORE = "same as the previous rung on this hardware"
 METHOD_NOTE = (
-    "ratios are geometric means over pairs of runs that took turns, with 95 % intervals of"
-    " Student's t on their logarithms; tokens are those of documents, without padding"
+    "ratios are geometric means over pairs of alternating runs, with 95 % intervals from"
+    " Student's t on their logarithms; tokens exclude padding"
 )
 
 
 def join_ablation(
     spec: AblationSpec, *, plan: TrainPlan, model: str, records: Sequence[VariantRecord]
 ) -> AblationRecord:
-    """Combine the records; raise DataError if one is missing or of another plan."""
+    """Combine the records; raise DataError if one is missing or belongs to another plan."""
     expert, by_name = plan.expert, {r.variant.name: r for r in records}
     for variant in spec.variants:
         if variant.name not in by_name:
@@ -43,7 +43,7 @@ def join_ablation(
     plans = {record.plan_sha256 for record in records}
     if len(plans) > 1:
         raise DataError(
-            f"{expert}: the variants' records are of {len(plans)} different plans; delete"
+            f"{expert}: the variants' records come from {len(plans)} different plans; delete"
             f" results/{expert}/ablation and run again"
         )
     speeds = [t.tokens_per_s for record in records for t in record.plan_timings]
@@ -57,7 +57,7 @@ def join_ablation(
     for variant in spec.variants:
         record, before = by_name[variant.name], rungs.get((variant.of, (variant.rung or 0) - 1))
         if before and before.outcome == record.outcome == "measured" and _run_alike(before, record):
-            # Nothing but noise tells it from the rung before.
+            # It differs from the previous rung by noise alone.
             reason = "; ".join(filter(None, (AS_BEFORE, record.reason)))
             record = replace(before, variant=record.variant, reason=reason)
         by_name[variant.name] = rungs[variant.of, variant.rung] = record
@@ -66,7 +66,7 @@ def join_ablation(
             ladders.setdefault(variant.of, []).append(variant.name)
     return fill_record(
         AblationRecord,
-        # Before the plan, whose warm-up is that of the learning rate.
+        # Before the plan, whose warm-up steps are the learning rate's.
         spec,
         plan,
         records[0],
@@ -143,9 +143,9 @@ def _unavailable(plan: TrainPlan, speed: float | None, price: float | None) -> d
         missing["plan_tokens_per_s"] = "no variant was measured against the plan"
     if price is None:
         missing["usd_per_million_tokens"] = (
-            f"the price was for {plan.world_size} processes, and all runs here are of one"
+            f"the price is for {plan.world_size} processes, and all runs here use one"
             if plan.world_size > 1
-            else "no price is known for this hardware; set price_usd_per_hour, or a row of"
+            else "no price is known for this hardware; set price_usd_per_hour, or add a row to"
             " config/hardware/prices.yaml"
         )
     return missing
@@ -155,26 +155,27 @@ def _notes(plan: TrainPlan, records: Sequence[VariantRecord]) -> tuple[str, ...]
     notes = [METHOD_NOTE]
     if plan.world_size > 1:
         notes.append(
-            f"the plan is for {plan.world_size} processes; all runs here are of one, with its"
-            " micro-batch and accumulation and so a global batch of"
+            f"the plan is for {plan.world_size} processes; all runs here use one, with its"
+            " micro-batch and accumulation, so the global batch is"
             f" {plan.batch_size * plan.gradient_accumulation_steps} rows"
         )
     if any(record.versions != records[0].versions for record in records):
-        notes.append("variants were run with different releases of the packages")
+        notes.append("variants were run with different package versions")
     odd = [record.variant.name for record in records if record.is_sane is False]
     if odd:
         notes.append(
-            f"the loss of {', '.join(odd)} is further from the plan's than explained; do not trade"
-            " speed for it"
+            f"the loss of {', '.join(odd)} differs from the plan's by more than can be explained;"
+            " do not adopt it for speed"
         )
     return tuple(notes)
 
 
 def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> ClaimVerdict:
-    """Return what was measured of a claim, or why nothing was; the plan has no record.
+    """Return a claim's measurement, or why there is none; the plan has no record.
 
-    No change if the interval holds 1; as claimed if the estimate is within the claim; less or more
-    if the complete interval is outside; else undecided. A claim without figures is only measured.
+    No change if the interval contains 1; as claimed if the estimate is within the claim; less or
+    more if the complete interval is outside; else undecided. A claim without figures is only
+    measured.
     """
     of, to = records.get(claim.of), records.get(claim.to)
     metrics = {record.variant.metric for record in (of, to) if record is not None}
@@ -191,12 +192,12 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
     both = [record for record in (of, to) if record is not None]
     if metric == "tokens_per_s":
         # Which of the two is the plan, and what else their rows changed.
-        said = [f"{r.variant.name} is the plan here" for r in both if r.outcome == "is the plan"]
+        notes = [f"{r.variant.name} is the plan here" for r in both if r.outcome == "is the plan"]
         forced = [r for r in both if r.outcome == "measured" and r.reason]
-        said = [*said[:1], *(f"{r.variant.name}: {r.reason}" for r in forced)]
+        notes = [*notes[:1], *(f"{r.variant.name}: {r.reason}" for r in forced)]
     else:
-        said = [r.reason for r in both if r.variant.metric == metric and r.reason][:1]
-    reasons = "; ".join(filter(None, (reason, *said))) or None
+        notes = [r.reason for r in both if r.variant.metric == metric and r.reason][:1]
+    reasons = "; ".join(filter(None, (reason, *notes))) or None
     return fill_record(
         ClaimVerdict, claim, measured=measured, verdict=verdict, reason=reasons, metric=metric
     )
@@ -209,7 +210,7 @@ def _verdict(
     # Checked first: a ratio that may be 1 confirms no claim.
     if measured.low <= 1 <= measured.high:
         if low is not None and measured.high >= low and measured.low <= top:
-            return "no change", "the interval holds what was said, too; more repeats would tell"
+            return "no change", "the interval also contains the claim; more repeats would decide"
         return "no change", None
     if low is None:
         return "measured", None
@@ -219,8 +220,8 @@ def _verdict(
         return "more", None
     if low <= measured.value <= top:
         reaches = measured.low < low or measured.high > top
-        return "as claimed", "the interval reaches beyond what was said" if reaches else None
-    return "not decided", "the interval reaches into what was said; more repeats would tell"
+        return "as claimed", "the interval extends beyond the claim" if reaches else None
+    return "not decided", "the interval overlaps the claim; more repeats would decide"
 
 
 def _unavailable_reason(
@@ -229,11 +230,11 @@ def _unavailable_reason(
     if claim.unmeasured is not None:
         return claim.unmeasured
     both = [record for record in (of, to) if record is not None]
-    # A ratio needs both of its sides.
+    # A ratio needs both sides.
     for record in both:
         if record.outcome not in ("measured", "is the plan"):
             return f"{record.variant.name}: {record.outcome}, {record.reason or 'no reason given'}"
-    same = f"{claim.of} and {claim.to} are one and the same here"
+    same = f"{claim.of} and {claim.to} are the same here"
     if all(record.outcome == "is the plan" for record in both):
         return f"{same}: {'; '.join(dict.fromkeys(r.reason for r in both if r.reason))}"
     return same if of is not None and to is not None and _run_alike(of, to) else None

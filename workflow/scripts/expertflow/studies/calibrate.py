@@ -1,7 +1,7 @@
 """Time a few steps of a plan in the real training job, whose weights are discarded.
 
-Ten warm-up steps, thirty timed ones, one save and two evaluations, of which only the second counts,
-as the first includes one-time costs.
+Ten warm-up steps, thirty timed ones, one save and two evaluations. Only the second evaluation
+counts, since the first includes one-time costs.
 """
 
 import math
@@ -37,12 +37,13 @@ STUDY = {"study": "calibration", "verb": "calibrate"}
 
 
 def calibrate(job: CalibrationJob) -> Calibration | None:
-    """Plan, run and time; null in a helper process of a multi-process plan.
+    """Plan, run and time; return null in a helper process of a multi-process plan.
 
-    TrainingError or HardwareError if it fails or is on another card, Interrupted on a signal.
+    Raises TrainingError or HardwareError if it fails or runs on another card, Interrupted on a
+    signal.
     """
     model = read_record(ModelRecord, job.model)
-    # Tracing and training both need it, and neither is timed with it.
+    # Tracing and training both need it, and neither should be timed with it.
     import_code(Path(model.path), adapter=job.spec.lora is not None)
     began_s = time.perf_counter()
     plan = plan_expert(job, tuning=job.tuning)
@@ -77,7 +78,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
         record = read_record(TrainingRecord, training.output)
         lines = read_json_lines(job.scratch / "steps.jsonl")
         if gpu is not None:
-            # The run's monitor may know the name if the driver could not be asked before.
+            # The run's monitor may know a name that the driver could not report before.
             check_card(gpu, record.gpu_name, **STUDY)
         return take_times(
             plan,
@@ -129,12 +130,12 @@ def take_times(
 ) -> Calibration:
     """Split up the times of a short run; raise TrainingError if there are too few.
 
-    ``n_window_steps`` steps share a time: on a card those between two log lines.
+    ``n_window_steps`` steps share a time: on a card, those between two log lines.
     """
     timed = steps[n_warmup:]
     if not timed or not record.save_points or not record.eval_points:
         raise TrainingError(
-            f"{plan.expert}: the calibration left {len(steps)} steps and"
+            f"{plan.expert}: the calibration recorded {len(steps)} steps and"
             f" {len(record.save_points)} saves, too few to time; set calibrate: false"
         )
     # From the end of one step to that of the next, including logging.
@@ -167,7 +168,7 @@ def take_times(
 
 
 def step_levels(seconds: NDArray[np.float64], *, per_epoch: int) -> NDArray[np.float64]:
-    """Return step times, or means of short epochs, whose last step may hold fewer rows."""
+    """Return step times, or means of short epochs, whose last step may have fewer rows."""
     n_epochs = len(seconds) // per_epoch
     if n_epochs < EPOCHS_TIMED:
         return seconds

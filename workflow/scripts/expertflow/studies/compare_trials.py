@@ -1,7 +1,7 @@
 """Compare timed runs with the plan's: ratios with intervals, losses, saves, read speed of rows.
 
-Ratios of 2 and 1/2 are equally far from 1, so means and intervals are those of logarithms, with
-Student's t on one degree of freedom less than pairs.
+Ratios of 2 and 1/2 are equally far from 1, so means and intervals are taken of logarithms, by
+Student's t with one degree of freedom fewer than pairs.
 """
 
 import math
@@ -23,9 +23,9 @@ from expertflow.train.records import TrialResult
 
 # Allowed difference of losses, as a fraction of the plan's (judgments; docs/ablation.md).
 ROUNDING, OTHER_ROUNDING, OTHER_ORDER, OTHER_UPDATES = 0.01, 0.05, 0.10, 0.25
-# Last part of a run whose mean loss is compared.
+# Final part of a run, whose mean loss is compared.
 LAST_PART = 1 / 3
-# Allowed difference in tokens of an update, as equal numbers of rows differ slightly in tokens.
+# Allowed difference in tokens per update, since equal numbers of rows differ slightly in tokens.
 SAME_UPDATES = 0.1
 # Settings that change what is learned.
 LEARNS_OTHERWISE = {name_of(Training.method), name_of(Training.lora)}
@@ -52,10 +52,10 @@ def estimate_ratio(ratios: Sequence[float]) -> Estimate:
 
 
 def divide_estimates(of: Estimate, to: Estimate) -> Estimate:
-    """Divide two independently measured ratios to the same thing; extremes of any two repeats.
+    """Divide two ratios measured independently against the same thing.
 
-    Half-widths of logarithms add in squares, each with the quantile of its few degrees of freedom:
-    the interval is rather too wide.
+    The extremes are of any two repeats. Half-widths of logarithms add in quadrature, each with the
+    quantile of its few degrees of freedom, so the interval is somewhat too wide.
     """
     value = of.value / to.value
     half = math.hypot(math.log(of.high / of.value), math.log(to.high / to.value))
@@ -114,14 +114,14 @@ def compare_losses(
     updates = (own.n_tokens / own.n_timed_steps) / (plain.n_tokens / plain.n_timed_steps)
     bound, distance = ROUNDING, abs(differs)
     if abs(updates - 1) > SAME_UPDATES:
-        # With more updates for the same tokens, a lower loss is no fault.
+        # With more updates for the same tokens, a lower loss is not a fault.
         bound, distance = OTHER_UPDATES, differs
     elif other_rows or base.global_batch_sequences != plan.global_batch_sequences:
         bound = OTHER_ORDER
     elif (
         plan.precision != "fp32"
         or (base.precision, base.use_tf32) != (plan.precision, plan.use_tf32)
-        # Moments in 8 bits, or other draws of dropout.
+        # 8-bit moments, or other dropout masks.
         or plan.optim == "adamw_8bit"
         or (plan.lora is not None and plan.lora.dropout)
     ):
@@ -148,7 +148,7 @@ def _differs(own: TrialResult, plain: TrialResult) -> float:
 def hours_ratios(
     plan: TrainPlan, results: Sequence[TrialResult], *, saves: float
 ) -> tuple[list[float], str]:
-    """Return each run's hours with the plan's saves over those with others, and the method."""
+    """Return each run's hours with the plan's number of saves over another's, and the method."""
     mean_s = sum(r.timed_s / r.n_timed_steps for r in results) / len(results)
     save_s = sum(r.save_s or 0.0 for r in results) / len(results)
     n = count_saves(plan, mean_s)
@@ -157,8 +157,8 @@ def hours_ratios(
     plural = "" if n == 1 else "s"
     if others == n:
         raise NotMeasurableError(
-            f"the plan takes {n} save{plural}, and {saves:g} times as many, in whole saves, are"
-            f" {others}; set save_steps lower"
+            f"the plan has {n} save{plural}, and {saves:g} times as many, rounded, is also"
+            f" {others}; lower save_steps"
         )
     ratios = []
     for result in results:
@@ -166,14 +166,14 @@ def hours_ratios(
         steps_s = plan.n_steps * result.timed_s / result.n_timed_steps
         ratios.append((steps_s + n * result.save_s) / (steps_s + others * result.save_s))
     how = (
-        f"hours by arithmetic: {plan.n_steps} steps of {mean_s:.3g} s and {n} save{plural} of"
-        f" {save_s:.3g} s, against {others}; evaluations and start-up left out"
+        f"hours computed from {plan.n_steps} steps of {mean_s:.3g} s and {n} save{plural} of"
+        f" {save_s:.3g} s, against {others}; without evaluations and start-up"
     )
     return ratios, how
 
 
 def read_speed_ratios(staged: Staged, *, n_repeats: int) -> tuple[list[float], str]:
-    """Read rows past the page cache in both places alternately; return target over source."""
+    """Read rows in both places alternately, past the page cache; return target over source."""
     if staged.target is None:
         raise NotMeasurableError(f"rows are read in place: {staged.reason}")
     source = Path(staged.source, "train", ROWS_FILE)
@@ -188,5 +188,5 @@ def read_speed_ratios(staged: Staged, *, n_repeats: int) -> tuple[list[float], s
                 raise NotMeasurableError(f"{place}: {how}")
             speeds[place] = speed
         ratios.append(speeds[target] / speeds[source])
-    said = f"read speed of the rows, {how}; with rows in the page cache a step does not wait for it"
-    return ratios, said
+    method = f"read speed of the rows, {how}; a step does not wait for rows in the page cache"
+    return ratios, method

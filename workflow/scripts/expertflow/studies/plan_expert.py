@@ -16,7 +16,7 @@ from expertflow.plan.tuned import Tuning, TuningRecord
 from expertflow.tokens.records import PackingRecord
 
 log = logging.getLogger(__name__)
-# A search of the fastest settings ends by then, unless it is told otherwise.
+# Default time limit of a search for the fastest settings.
 MAX_TUNING_S = 180.0
 
 
@@ -90,19 +90,19 @@ def card_names() -> list[str | None]:
 
 
 def check_card(gpu: GpuFacts, name: str | None, *, study: str, verb: str) -> None:
-    """Raise HardwareError if a card is not the planned one; one without a name may be it."""
+    """Raise HardwareError if a card is not the planned one; an unnamed card passes."""
     if name not in (None, gpu.name, *gpu.driver_names):
         raise HardwareError(
-            f"{study}: the plan is for {gpu.name} and the card of this machine is {name}; set"
-            f" hardware to auto, or {verb} on a machine with {gpu.name}"
+            f"{study}: the plan is for {gpu.name}, but this machine has {name}; set hardware to"
+            f" auto, or {verb} on a machine with {gpu.name}"
         )
 
 
 def trace_step(draft: PlanDraft, base: str, attention: str) -> MemoryTrace | None:
-    """Trace a step with a route of attention; null without a card, where nothing is predicted."""
+    """Trace a step with an attention implementation; return null without a card."""
     if draft.gpu is None:
         return None
-    # Imported late: a plan for a CPU does not need torch, which takes seconds.
+    # Imported here: a plan for a CPU does not need torch, which takes seconds to import.
     from expertflow.train.memory_trace import trace_memory
 
     return trace_memory(

@@ -1,4 +1,4 @@
-"""Records of an ablation: the worth of every switch on this machine, next to claims.
+"""Records of an ablation: what every switch is worth on this machine, next to claims.
 
 A *variant* is the plan with some settings changed. It is timed against the plan in alternating
 pairs, so that a machine that slows down does not make a switch look bad.
@@ -14,11 +14,11 @@ from expertflow.staging.records import StagingRecord
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import TrialResult
 
-# The plan's own rows; their documents, one a row, padded to the longest of a batch; or documents
+# The plan's own rows; their documents, one per row, padded to the longest of a batch; or documents
 # tokenized in the training loop.
 Rows = Literal["packed", "unpacked", "on_the_fly"]
-# Speed; hours of a complete run with another number of saves; or read speed of rows at their staged
-# place against their source.
+# Speed; hours of a complete run with another number of saves; or read speed of staged rows over
+# that of their source.
 Metric = Literal["tokens_per_s", "hours", "read_speed"]
 PLAN = "plan"
 
@@ -53,7 +53,7 @@ class Saying(Record, frozen=True, kw_only=True):
 class ClaimedRatio(Saying, frozen=True, kw_only=True):
     """The claimed speed of ``of`` over that of ``to``, two variants or ``plan``.
 
-    Where no variant answers it, ``unmeasured`` says why.
+    If no variant answers it, ``unmeasured`` explains why.
     """
 
     of: str = PLAN
@@ -104,8 +104,8 @@ class VariantRecord(Record, frozen=True, kw_only=True):
     """Results of one variant. ``ratio`` is its metric over the plan's, by pairs.
 
     ``not measurable`` means that this machine or model cannot do it. ``loss_differs`` is its loss
-    over the plan's, minus 1, after the same tokens; ``is_sane`` whether rounding or another order
-    of documents explain that. Equal ``settings_sha256`` of one plan differ by noise alone.
+    over the plan's, minus 1, after the same tokens; ``is_sane``: rounding or another order of
+    documents explains that. Variants with equal ``settings_sha256`` differ by noise alone.
     """
 
     expert: str
@@ -128,9 +128,9 @@ class VariantRecord(Record, frozen=True, kw_only=True):
 class Bar(Record, frozen=True, kw_only=True):
     """A bar of the waterfall, or a row of the table: a variant against the plan.
 
-    ``step`` is the worth of the change from the rung before; null if it is no rung, or nothing
-    changes here. ``tokens_per_s`` is the plan's over all jobs times ``ratio``, so that a slower job
-    shows no step; null, like dollars, for another ``metric``.
+    ``step`` is what the change from the previous rung is worth; null if it is not a rung, or
+    nothing changes here. ``tokens_per_s`` is the plan's over all jobs times ``ratio``, so that a
+    slower job shows no step; null, like dollars, for another ``metric``.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Bar(Record, frozen=True, kw_only=True):
 
 
 class ClaimVerdict(Saying, frozen=True, kw_only=True):
-    """A claim next to its measurement here; ``reason`` qualifies it, or says why there is none."""
+    """A claim next to its measurement here; ``reason`` qualifies it or explains why it is null."""
 
     measured: Estimate | None
     verdict: Literal[

@@ -32,12 +32,12 @@ MASKED = ("flex", "sdpa")
 N_WORKERS = (0, 2, 4, 8)
 # Choices that are not tried, by setting, and why.
 NOT_ON_CARD: dict[Any, tuple[Any, str]] = {
-    Training.attention: ("varlen", "packed calls the same kernel where it runs"),
+    Training.attention: ("varlen", "packed calls the same kernel where it is available"),
 }
 NOT_ON_CPU: dict[Any, tuple[Any, str]] = {
     Training.gradient_checkpointing: (
         True,
-        "not tried on a CPU: it computes again to spare memory, which a CPU has more of",
+        "not tried on a CPU: it recomputes to save memory, and a CPU has more",
     ),
     Training.torch_compile: (
         True,
@@ -45,18 +45,18 @@ NOT_ON_CPU: dict[Any, tuple[Any, str]] = {
     ),
     Training.attention: (
         "sdpa",
-        "not tried on a CPU: it computes what the mask hides, and document by document does not",
+        "not tried on a CPU: unlike document by document, it also computes what the mask hides",
     ),
 }
 
-# Runs settings; the second argument is the lowest interesting speed in tokens/s, or null.
+# Runs settings; the second argument is the lowest speed of interest in tokens/s, or null.
 Run = Callable[[TunedSettings, float | None], TrialResult]
 
 
 class Space(Record, frozen=True, kw_only=True):
     """Choices besides the default; ``free`` settings are those that the manifest leaves open.
 
-    ``usable_bytes`` limits a predicted peak, null on a CPU; ``left_out`` are not tried, with a why.
+    ``usable_bytes`` limits a predicted peak, null on a CPU; ``left_out`` are not tried, and why.
     """
 
     default: TunedSettings
@@ -116,10 +116,10 @@ def threads_to_try(n_usable: int, n_physical: int | None) -> list[int]:
 
 
 class Search(Struct, kw_only=True):
-    """A search in progress. ``trials`` holds the result of every choice, in order.
+    """A search in progress. ``trials`` has the result of every choice, in order.
 
     No trial begins after ``max_s`` of ``clock``. ``known`` trials of an earlier search are reused,
-    but for those that would not be given up here. ``keep`` is called with every trial that was run.
+    except given-up ones that may be worthwhile here. ``keep`` is called with every trial run.
     """
 
     space: Space
@@ -136,11 +136,11 @@ class Search(Struct, kw_only=True):
         self._end_s = self.clock() + self.max_s
 
     def explore(self) -> None:
-        """Try one kind of setting after the other, each with the best of the others so far."""
+        """Try one kind of setting after another, each with the best of the others so far."""
         space, start = self.space, self.space.default
         self._try(start)
         if space.may_compile:
-            # Compiling takes tens of seconds and does not change the order of the rest.
+            # Compiling takes tens of seconds and does not change the ranking of the rest.
             start = replace(start, torch_compile=False)
             self._try(start)
         self._try_each(start, n_threads=space.n_threads)
@@ -167,14 +167,14 @@ class Search(Struct, kw_only=True):
         self._leave_out(space.left_out)
 
     def best(self, like: TunedSettings | None = None) -> TunedSettings | None:
-        """Return the fastest allowed, ties the default or simpler; ``like``: compiled or not."""
+        """Return the fastest allowed choice, the simplest of ties; ``like``: compiled alike."""
         default, free = self.space.default, self.space.free
         rates = {
             choice: rate
             for choice, rate in self._rates(like).items()
             if is_allowed(choice, default, free)
         }
-        # Differences within a trial's noise go to the simpler choice.
+        # Within a trial's noise, the simpler choice wins.
         tied = (s for s in rates if rates[s] * (1 + TIE_FRACTION) >= max(rates.values()))
         return min(tied, key=self._complexity, default=None)
 
@@ -192,9 +192,9 @@ class Search(Struct, kw_only=True):
                 self._try(replace(base, **{name: value}))
 
     def _descend(self, start: TunedSettings) -> None:
-        """Try many rows first, then fewer, first keeping all activations, then recomputing them.
+        """Try fewer and fewer rows, first keeping all activations, then recomputing them.
 
-        Fewer rows are skipped once slower; recomputing is tried with more rows than fit without.
+        Stop once fewer rows are slower; recompute only with more rows than fit without.
         """
         ran: list[int] = []
         space = self.space
@@ -217,7 +217,7 @@ class Search(Struct, kw_only=True):
                 # More rows with recomputation against fewer without.
                 is_no_gain = again and bool(ran) and trial.outcome == "given up"
                 if is_no_gain or rate < fastest * (1 - TIE_FRACTION):
-                    why = f"dominated: {choice.batch_size} rows were slower already"
+                    why = f"dominated: {choice.batch_size} rows were already slower"
                     self._leave_out((other, why) for other in choices[i + 1 :])
                     break
                 fastest = max(fastest, rate)
@@ -248,10 +248,10 @@ class Search(Struct, kw_only=True):
         # The default is always run, as everything is compared with it.
         if choice != self.space.default:
             if peak is not None and usable is not None and peak > usable:
-                sizes = f"{gib(peak)} are predicted and {usable / GIB:.1f} may be used"
+                sizes = f"predicted {gib(peak)}, usable {usable / GIB:.1f}"
                 return _left_out(choice, f"memory: {sizes}", peak)
             if self.clock() >= self._end_s:
-                why = f"budget: the {self.max_s:g} s of the search were over"
+                why = f"budget: the search had used its {self.max_s:g} s"
                 return _left_out(choice, why, peak)
         result = self.run(choice, least)
         is_timed = result.n_timed_steps > 0 and math.isfinite(result.timed_s)

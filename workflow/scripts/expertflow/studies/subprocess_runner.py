@@ -27,13 +27,13 @@ from expertflow.train.trial import Trial, run_trial
 # Imported once for all trials.
 PRELOADED = ["expertflow.train.trial", "transformers.models.qwen3"]
 if find_spec("bitsandbytes") is None:
-    # Otherwise peft imports it, which starts CUDA, and no forked trial could use that.
+    # Otherwise peft imports it, which starts CUDA, and a forked trial could not use CUDA.
     PRELOADED.append("peft")
-# With it, torch asks the driver whether there is a card. Without, it asks CUDA, after which no
-# forked process could use the card; transformers asks at import if flash-attn is installed.
+# With it, torch asks the driver whether there is a card. Without it, torch asks CUDA, after which
+# no forked process could use the card; transformers asks at import if flash-attn is installed.
 ASK_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 PYTHONPATH, SCRIPTS = "PYTHONPATH", Path(__file__).resolve().parents[2]
-# A trial without a result by then hangs: loading and compiling a large model takes minutes.
+# A trial without a result by then is hung: loading and compiling a large model takes minutes.
 LIMIT_S = 1800.0
 # A child asked to stop ends after its step.
 PATIENCE_S = 60
@@ -53,7 +53,7 @@ class TrialRunner:
     def run(self, trial: Trial) -> TrialResult:
         """Run one trial; a killed process, e.g. by the OOM killer, is a result.
 
-        Interrupted if both processes were told to stop, TrainingError if the plan cannot be run.
+        Raises Interrupted if both processes were stopped, TrainingError if the plan cannot run.
         """
         here, there = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_run_child, args=(trial, there))
@@ -61,13 +61,13 @@ class TrialRunner:
         with interruptible():
             try:
                 process.start()
-                there.close()  # or recv would wait for an end that we hold
+                there.close()  # or recv would wait for our own copy of it
                 if not here.poll(self._limit_s):
-                    said = f"no result after {self._limit_s:g} s"
-                    return TrialResult(outcome="failed", problem=said)
+                    reason = f"no result after {self._limit_s:g} s"
+                    return TrialResult(outcome="failed", problem=reason)
                 with suppress(EOFError):  # killed before it answered
                     answer = here.recv()
-                # Its answer counts even if it never lets go of a worker or the card.
+                # Its answer counts even if it never releases a worker or the card.
                 process.join(PATIENCE_S)
             finally:
                 _end(process)
@@ -78,15 +78,15 @@ class TrialRunner:
         code = process.exitcode or 0
         # Not sent by us: trials that we kill return or raise above.
         if code == -signal.SIGKILL:
-            said = "the process was killed (SIGKILL): most likely the host's memory ran out"
-            return TrialResult(outcome="out of memory", problem=said)
+            reason = "the process was killed (SIGKILL): most likely the host ran out of memory"
+            return TrialResult(outcome="out of memory", problem=reason)
         if code in (-signal.SIGTERM, -signal.SIGINT, STOPPED):
-            raise Interrupted("a trial was told to stop")
-        return TrialResult(outcome="failed", problem=f"the process ended with code {code}")
+            raise Interrupted("a trial was stopped")
+        return TrialResult(outcome="failed", problem=f"the process exited with code {code}")
 
 
 def _start_warm_process() -> None:
-    """Start the process that trials fork from; Python 3.11 passes no sys.path on to it."""
+    """Start the process that trials fork from; Python 3.11 does not pass sys.path to it."""
     places = filter(None, (str(SCRIPTS), os.environ.get(PYTHONPATH)))
     # The forkserver is a new interpreter, which imports PRELOADED before any trial is sent.
     with mock.patch.dict(os.environ, {PYTHONPATH: os.pathsep.join(places)}):
@@ -99,7 +99,7 @@ def _run_child(trial: Trial, answer: Connection) -> None:
     except ExpertflowError as error:
         answer.send(single_line(error))
     except (Interrupted, BrokenPipeError):
-        # The parent may have been told to stop and no longer listen.
+        # The parent may have been stopped and no longer listen.
         raise SystemExit(STOPPED) from None
 
 
@@ -137,7 +137,7 @@ def _ignore() -> None:
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[None]:
-    """Provide an empty folder and remove it; helper processes share that of the first."""
+    """Provide an empty folder, then remove it; helper processes share rank 0's."""
     rank = os.environ.get(RANK)
     if rank is None:
         remove(folder)

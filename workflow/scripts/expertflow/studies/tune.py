@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 N_WARMUP, N_TIMED, MAX_TIMED_S = 3, 20, 4.0
 # If the first step takes longer than this, one more is enough.
 LONG_STEP_S = 2.0
-# The rest is for timing best and default alternately.
+# The remainder is for timing best and default alternately.
 SEARCH_FRACTION = 0.6
 N_PAIRS = 3
 LIBRARIES = ("torch", "transformers", "peft")
@@ -44,7 +44,7 @@ RunTrial = Callable[[Trial], TrialResult]
 
 
 class Pair(Record, frozen=True, kw_only=True):
-    """Two choices timed in succession, in document tokens a second."""
+    """Two choices timed in succession, in document tokens per second."""
 
     best: TunedSettings
     default: TunedSettings
@@ -76,7 +76,7 @@ def tune(
     alone = with_one_process(plan, packing=draft.packing, facts=draft.facts)
     with open_cache(job.cache, CachedTrials(key=key, made_by=made_by)) as (path, kept):
         bench = Bench(job=job, draft=draft, plan=alone, run_trial=run_trial, path=path, kept=kept)
-        # Failures are retried, also out of memory, as another process may have held it.
+        # Failures are retried, even out of memory, since another process may have used it.
         known = {t.settings: t for t in kept.trials if t.outcome in ("measured", "given up")}
         search = Search(
             space=space_of(draft, plan),
@@ -105,18 +105,18 @@ def tune(
 
 @contextmanager
 def open_cache(folder: Path, kept: CachedTrials) -> Iterator[tuple[Path, CachedTrials]]:
-    """Open the cached trials of a kind, locked against concurrent searches of the same."""
+    """Open the cached trials of a key, locked against concurrent searches with that key."""
     name = sha256_json([kept.key, *kept.made_by])
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.lock").open("a") as stream:
         if try_lock(stream) == "held":
-            wait_for_lock(stream, f"{folder / name}: another run tunes the same")
+            wait_for_lock(stream, f"{folder / name}: another run is tuning the same")
         path = folder / f"{name}.json"
         if path.is_file():
             try:
                 kept = read_record(CachedTrials, path)
             except DataError as error:
-                log.warning("%s; tuned anew", error)
+                log.warning("%s; tuning again", error)
         yield path, kept
 
 
@@ -156,8 +156,8 @@ class Bench(Struct, kw_only=True):
             remove(self.job.scratch)
         self.kept = replace(self.kept, gpu_name=result.gpu_name or self.kept.gpu_name)
         speed = f"{result.tokens_per_s:,.0f} tokens/s" if result.n_timed_steps else ""
-        said = "; ".join(filter(None, (speed, result.problem)))
-        log.info("%s: %s: %s", settings_words(settings), result.outcome, said)
+        details = "; ".join(filter(None, (speed, result.problem)))
+        log.info("%s: %s: %s", settings_words(settings), result.outcome, details)
         return result
 
     def predict(self, settings: TunedSettings) -> int | None:
@@ -200,7 +200,7 @@ def _check(plan: TrainPlan) -> None:
 def _judge(
     bench: Bench, search: Search, best: TunedSettings | None, *, end_s: float
 ) -> dict[str, object]:
-    """Return the winner, the default unless its gain is certain, by alternating pairs."""
+    """Time alternating pairs; return the winner, the default unless the gain is certain."""
     default = search.space.default
     speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
 
@@ -219,14 +219,14 @@ def _judge(
     pairs = _time_pairs(bench, search, best, end_s=end_s)
     if len(pairs) < N_PAIRS:
         n_pairs = len(pairs)
-        log.info("%s: %d of %d pairs: the default stays", settings_words(best), n_pairs, N_PAIRS)
+        log.info("%s: %d of %d pairs: keeping the default", settings_words(best), n_pairs, N_PAIRS)
         return winner(default)
     gain = estimate_ratio([pair.best_tokens_per_s / pair.default_tokens_per_s for pair in pairs])
     if gain.value < 1 + TIE_FRACTION or gain.low <= 1:
         found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
         log.info("%s: %s: a tie", settings_words(best), found)
         return winner(default, gain=1.0)
-    # From the pairs, as the winner of a search is partly the luckiest of many trials.
+    # From the pairs, because the winner of a search is partly the luckiest of many trials.
     speeds[best] = median(pair.best_tokens_per_s for pair in pairs)
     speeds[default] = median(pair.default_tokens_per_s for pair in pairs)
     return winner(best, gain=gain.value, gain_low=gain.low, gain_high=gain.high)
@@ -237,14 +237,14 @@ def _time_pairs(bench: Bench, search: Search, best: TunedSettings, *, end_s: flo
     pairs = [p for p in bench.kept.pairs if (p.best, p.default) == (best, default)]
     # Compiled code is cached by then.
     trials = search.trials[best], search.trials[default]
-    # Estimated duration of a pair, so that none is started that would overrun the budget.
+    # Estimated duration of a pair, so that no pair overruns the budget.
     steps_s = sum((N_WARMUP + t.n_timed_steps) * (t.step_s or 0.0) for t in trials)
     took_s = steps_s + sum(t.startup_s or 0.0 for t in trials)
     for i in range(len(pairs), N_PAIRS):
         start_s = search.clock()
         if start_s + took_s > end_s:
             break
-        # Alternating order, as a card slows down while it warms up.
+        # Alternating order, since a card slows down while it warms up.
         order = (default, best) if i % 2 == 0 else (best, default)
         results = {settings: bench.run(settings, None) for settings in order}
         if any(result.outcome != "measured" for result in results.values()):

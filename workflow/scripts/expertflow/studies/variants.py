@@ -54,7 +54,7 @@ class FirstRows(Record, frozen=True, kw_only=True):
 
 
 class VariantSetup(Record, frozen=True, kw_only=True):
-    """How to run a variant; ``forced`` names changes that its rows require beyond its settings."""
+    """How to run a variant; ``forced`` lists changes that its rows require beyond its settings."""
 
     plan: TrainPlan
     rows: Rows
@@ -89,9 +89,10 @@ def set_up_variant(
     packing: PackingRecord,
     facts: ModelFacts,
 ) -> VariantSetup:
-    """Resolve a variant; ``is_unpacked``: the plan's own rows hold one document each.
+    """Resolve a variant; ``is_unpacked``: the plan's own rows have one document each.
 
-    IsThePlanError if nothing would change, NotMeasurableError if plan, card or model cannot do it.
+    Raises IsThePlanError if nothing would change, NotMeasurableError if the plan, card or model
+    does not support it.
     """
     changes: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in variant.training.items()
@@ -103,7 +104,7 @@ def set_up_variant(
         n_rows = base.global_batch_sequences
         if n_rows % micro:
             raise NotMeasurableError(
-                f"micro-batches of {micro} rows do not make up the plan's global batch of {n_rows}"
+                f"micro-batches of {micro} rows do not divide the plan's global batch of {n_rows}"
             )
         changes[accumulation] = n_rows // micro
     try:
@@ -120,7 +121,7 @@ def set_up_variant(
         plan = documents_as_rows(base, plan, first, own_batch=own_batch)
         forced = None if own_batch else f"micro-batch {plan.batch_size} of one document each"
         if plan.torch_compile and not variant.training.get(name_of(Training.torch_compile)):
-            # Rows have many lengths, each needing compilation; a plan would not compile either.
+            # Rows have many lengths, each compiled separately; a plan would not compile either.
             plan = replace(plan, torch_compile=False)
             forced = f"not compiled, {forced}" if forced else "not compiled"
         per_row = first.n_tokens / first.n_documents
@@ -147,7 +148,7 @@ def documents_as_rows(
 ) -> TrainPlan:
     """Return the plan for rows of one document each: the same documents in as many steps.
 
-    The micro-batch fills the plan's if all rows were padded; with ``own_batch`` it is the
+    Padded to equal length, the micro-batch would fill the plan's; with ``own_batch`` it is the
     variant's.
     """
     per_step = base.global_batch_sequences * first.documents_per_row
@@ -158,7 +159,7 @@ def documents_as_rows(
         in_all = max(1, round(per_step))
         padded = math.ceil(first.longest_tokens / MULTIPLE) * MULTIPLE  # of the longest document
         micro = min(in_all, max(1, plan.batch_size * base.sequence_length_tokens // padded))
-    # A step holds a whole number of documents, so the number of steps changes slightly.
+    # A step has a whole number of documents, so the number of steps changes slightly.
     scale = per_step / in_all
     n_steps = max(1, round(base.n_steps * scale))
     n_warmup = min(round(base.n_warmup_steps * scale), n_steps - 1)
@@ -179,13 +180,13 @@ def documents_as_rows(
 
 
 def _check_device(gpu: GpuFacts | None, plan: TrainPlan) -> None:
-    """Refuse what this device cannot do; the rest is left to the trial."""
+    """Reject what this device cannot do; leave the rest to the trial."""
     if gpu is None and plan.precision == "fp16":
         raise NotMeasurableError("fp16 needs a CUDA card, and this plan trains on a CPU")
     if gpu is not None and plan.precision == "bf16":
         old = gpu.compute_capability is not None and float(gpu.compute_capability) < AMPERE
         if old or (gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s):
-            raise NotMeasurableError(f"{gpu.name} has no bf16")
+            raise NotMeasurableError(f"{gpu.name} does not support bf16")
 
 
 def first_rows(plan: TrainPlan, rows: PackedRows, *, n_steps: int) -> FirstRows:
