@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
-        pytest.skip(f"real data is not here: {SHARED_DATA.relative_to(ROOT.parent)} is absent")
+        pytest.skip(f"no real data: {SHARED_DATA.relative_to(ROOT.parent)} is missing")
     return SHARED_DATA
 
 

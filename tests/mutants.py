@@ -277,7 +277,7 @@ def judge_module(name: str, sample: int, seed: int, workers: int) -> tuple[list[
     while answer.empty() and first.is_alive():
         time.sleep(0.1)
     if answer.empty() and first.exitcode:
-        sys.exit(f"{name}: the tests could not be tried")
+        sys.exit(f"{name}: the tests could not be run")
     ended, libraries, seconds, output = answer.get()
     if ended != "survived":
         sys.exit(f"the tests of {name} do not pass as they are:\n{output}")
@@ -309,7 +309,9 @@ def main() -> None:
     parser.add_argument(
         "modules", nargs="*", help=f"of {', '.join(SETTINGS['modules'])}; default: all"
     )
-    parser.add_argument("--sample", type=int, default=300, help="at most so many mutants a module")
+    parser.add_argument(
+        "--sample", type=int, default=300, help="maximum number of mutants per module"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
@@ -338,7 +340,7 @@ def judge_modules(arguments: argparse.Namespace) -> bool:
     head = ("module", "mutants", "killed", "timeout", "survived", "without reason", "percent")
     for row in [head, *rows]:
         print("".join(f"{cell!s:<15}" for cell in row).rstrip())
-    print(f"seed {arguments.seed}, at most {arguments.sample} a module")
+    print(f"seed {arguments.seed}, at most {arguments.sample} per module")
     return missed > 0
 
 

@@ -223,7 +223,7 @@ def test_a_flag_may_have_any_text(tmp_path: Path) -> None:
 def translated() -> dict[str, Translation | str]:
     """Translate real configurations; those that train something else yield a line instead."""
     if not PUBLIC:
-        pytest.skip("there are no shared configurations")
+        pytest.skip("no shared configurations")
     found: dict[str, Translation | str] = {}
     for path in [*PUBLIC, *OWNERS]:
         try:

@@ -185,7 +185,7 @@ def test_an_endpoint_that_hangs_or_drips_ends() -> None:
 def test_a_self_signed_certificate_is_not_trusted(tmp_path: Path) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("openssl makes the certificate, and is not there")
+        pytest.skip("openssl, which makes the certificate, is missing")
     # The machine may have no configuration.
     (tmp_path / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
     command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]

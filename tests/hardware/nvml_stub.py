@@ -26,7 +26,7 @@ CARD: dict[str, Any] = {
 def build(folder: Path) -> Path:
     """Compile the library into ``folder``; skip the test without a compiler."""
     if shutil.which("gcc") is None:
-        pytest.skip("no gcc: the stand-in for the NVIDIA driver cannot be built")
+        pytest.skip("no gcc: the stub of the NVIDIA driver cannot be built")
     library = folder / "libnvidia-ml.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(SOURCE)], check=True)
     return folder

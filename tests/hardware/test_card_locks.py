@@ -109,7 +109,7 @@ def test_without_locks_the_first_card_is_taken(jobs: Jobs) -> None:
     assert jobs.start(1) == "GPU-a" and "cannot be locked" in (jobs.folder / "log").read_text()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="takes a second user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
 def test_users_of_one_machine_respect_each_others_locks() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o1777)  # as /tmp is

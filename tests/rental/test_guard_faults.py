@@ -251,7 +251,7 @@ def is_alone(folder: Path) -> bool:
 
 def test_a_stop_command_that_hangs_has_failed(here: Path) -> None:
     assert run_hook("sleep 600 & wait", {}, limit_s=0.2) == TIMED_OUT
-    wait_for(lambda: is_alone(here), message="what the stop command started goes on")
+    wait_for(lambda: is_alone(here), message="the stop command's child is still running")
 
 
 def test_no_notice_command_leaves_children_behind(here: Path) -> None:
@@ -259,7 +259,7 @@ def test_no_notice_command_leaves_children_behind(here: Path) -> None:
     notice.poll()
     wait_for(lambda: len(running_in(here)) > 2, message="the notice command did not start")
     notice.close()
-    wait_for(lambda: is_alone(here), message="its child goes on")
+    wait_for(lambda: is_alone(here), message="its child is still running")
 
 
 def test_each_experts_copies_have_their_own_place() -> None:

@@ -55,7 +55,7 @@ def test_a_killed_guard_takes_its_command_along(tmp_path: Path) -> None:
     guard = guarded.start_trainer(tmp_path)
     guard.kill()
     guarded.end(guard, code=-9)
-    wait_for(lambda: running_in(tmp_path) == [], message="something went on without its guard")
+    wait_for(lambda: running_in(tmp_path) == [], message="something kept running without its guard")
     assert (tmp_path / "saved.txt").is_file()
 
 
@@ -163,7 +163,7 @@ def test_a_machine_that_is_gone_has_left_its_cost(tmp_path: Path) -> None:
         [session] = read_ledger(ledger).sessions
         return session.end_s - session.start_s > 1
 
-    wait_for(is_sent, message="what is spent was not sent", during=guard)
+    wait_for(is_sent, message="the ledger was not sent", during=guard)
     guard.kill()
     guarded.end(guard, code=-9)
     guarded.run(tmp_path / "two", *options, command=["true"])

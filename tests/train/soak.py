@@ -60,7 +60,7 @@ def assert_same(folder: Path, record: Record, expected: Record) -> None:
     assert losses == wanted, folder
     steps = [json.loads(line)["step"] for line in (folder / "steps.jsonl").open()]
     assert steps == list(range(1, N_STEPS + 1)), folder
-    assert not list(folder.glob("state/**/.*")), f"{folder}: something half written is left"
+    assert not list(folder.glob("state/**/.*")), f"{folder}: a partial file is left"
 
 
 def kill_until_done(
@@ -73,7 +73,7 @@ def kill_until_done(
         # Some are killed as they start, and some finish.
         after_s, number = generator.uniform(0, 1.2 * straight.took_s), generator.choice(SIGNALS)
         code = trainers.train(folder, after_s=after_s, number=number)["code"]
-        assert not 0 < code < 128, f"{folder}: it failed by itself, see its log"
+        assert not 0 < code < 128, f"{folder}: it failed on its own, see its log"
         n_killed += code != 0
     assert_same(folder, json.loads((folder / "training.json").read_text()), straight.record)
     return n_killed

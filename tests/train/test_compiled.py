@@ -168,7 +168,7 @@ def test_a_plan_compiles_four_bit_layers_unless_under_dora(use_dora: bool) -> No
 @pytest.mark.long
 @pytest.mark.skipif(
     shutil.which("g++") is None or not Path(sysconfig.get_paths()["include"], "Python.h").is_file(),
-    reason="no C++ compiler, or no headers of Python",
+    reason="no C++ compiler or no Python headers",
 )
 def test_compiled_code_trains_like_the_model(
     rows: PackedRows, kernel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

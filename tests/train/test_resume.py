@@ -271,7 +271,7 @@ def actions(preflight: Path, scratch: Path) -> set[str]:
 
 @pytest.mark.skipif(
     disk.file_system(Path(tempfile.gettempdir())) in disk.IN_MEMORY,
-    reason="temporary files lie in memory here, and are trained from in place",
+    reason="temporary files are in memory here, and are used in place",
 )
 def test_copies_yield_the_same_model_and_one_lost_midway_is_copied_again(
     straight: OfMethod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -140,7 +140,7 @@ def assert_tidy(space: Workspace) -> None:
 
 def until_gone(space: Workspace) -> None:
     """Wait for the monitor and the copying of a log, which end after the trainer."""
-    wait_for(lambda: not running_in(space.root), message="something is still there")
+    wait_for(lambda: not running_in(space.root), message="something is still running")
 
 
 def kill_jobs(space: Workspace) -> None:

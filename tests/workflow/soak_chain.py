@@ -89,7 +89,7 @@ def until_done(space: Workspace, generator: random.Random, longest_s: float) -> 
             continue
         if run.process.returncode == 0:
             return stops
-        sys.exit(f"{space.root}: the command failed by itself: {run.told()}")
+        sys.exit(f"{space.root}: the command failed on its own: {run.told()}")
 
 
 def check(space: Workspace, expected: dict[str, str]) -> int:
@@ -100,12 +100,12 @@ def check(space: Workspace, expected: dict[str, str]) -> int:
         sys.exit(f"{space.root}: {done.stdout}")
     found = made(space)
     if different := [name for name in expected | found if found.get(name) != expected.get(name)]:
-        sys.exit(f"{space.root}: other {', '.join(different)} than those of a straight run")
+        sys.exit(f"{space.root}: other {', '.join(different)} than in an uninterrupted run")
     told = space.record("report.json")["training_report"]["training"]
     training = space.record("training.json")
     for here, there in (("sessions", "n_sessions"), ("resumed_at_steps", "resumed_at_steps")):
         if told[here] != training[there]:
-            sys.exit(f"{space.root}: the report tells of {here} {told[here]}, {training[there]}")
+            sys.exit(f"{space.root}: the report lists {here} {told[here]}, not {training[there]}")
     if not told["resumed_at_steps"]:
         sys.exit(f"{space.root}: the training was not resumed")
     return len(told["resumed_at_steps"])

@@ -22,9 +22,7 @@ TINY = "model: builtin:tiny-qwen3"
 @pytest.fixture
 def owners() -> Path:
     if not OWNERS.is_dir():
-        pytest.skip(
-            f"files of the owners are not here: {OWNERS.relative_to(ROOT.parent)} is absent"
-        )
+        pytest.skip(f"no files of the owners: {OWNERS.relative_to(ROOT.parent)} is missing")
     return OWNERS
 
 
