@@ -30,7 +30,8 @@ from expertflow.rental.guard.options import guard_command
 guard.set_environment(SCRIPTS, main=workflow.is_main_process)
 
 OPTIONS = config.get("guard", "")
-ALLOW = "--allow-own-code" if config.get("allow_own_code") else ""
+ALLOWED = [key for key in ("allow_own_code", "allow_judge") if config.get(key)]
+ALLOW = " ".join(f"--{key.replace('_', '-')}" for key in ALLOWED)
 guard.one_line(guard_command)(OPTIONS, "any")
 
 

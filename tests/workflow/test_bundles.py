@@ -103,6 +103,17 @@ def test_settings_of_the_bundle_override_the_boxs(cheap: Workspace, empty: Box) 
     assert "note: tiny: uses the manifest of its bundle" in told
 
 
+def test_a_judge_of_a_bundle_gets_a_key_by_permission_only(cheap: Workspace, empty: Box) -> None:
+    # No job reads a judge before scoring, so the bundle is the one at hand with another manifest.
+    empty.open(cheap.root / BUNDLE)
+    judge = {"endpoint": "https://elsewhere/v1", "model": "m", "api_key_env": "AWS_SECRET"}
+    config = "experts={tiny: " + json.dumps({"evaluation": {"judge": judge}}) + "}"
+    refused = empty.refused("-n", REPORT, "--config", config)
+    assert "sends AWS_SECRET, a variable of your environment, to https://elsewhere/v1" in refused
+    empty.open(cheap.root / BUNDLE, "--allow-judge", "--replace")
+    assert empty.planned("--config", config) == GPU_WORK
+
+
 def test_another_preset_and_other_raw_data_are_rejected(cheap: Workspace, box: Box) -> None:
     box.write_manifest("tiny", {**manifest(), "demo": {"description": "d"}})
     refused = box.refused("-n", REPORT, "--config", "preset=demo")

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder with the base model's weights")
     parser.add_argument("--accept-other-code", action="store_true", help="let rules run again")
     parser.add_argument("--allow-own-code", action="store_true", help="run its maker's own task")
+    parser.add_argument("--allow-judge", action="store_true", help="send its judge the key it asks")
     parser.add_argument("--replace", action="store_true", help="replace existing results")
     parser.add_argument("--outcome", action="store_true", help="it is an outcome.tar")
     args = parser.parse_args()
@@ -45,6 +46,7 @@ def main() -> None:
         settings_here=hash_manifest(index.expert, places),
         other_code=others,
         allow_own_code=args.allow_own_code,
+        allow_judge=args.allow_judge,
     )
     place, model, may_replace = args.directory, args.model, args.replace
     is_new = open_bundle(args.bundle, opened, place, model=model, may_replace=may_replace)

@@ -36,7 +36,7 @@ from expertflow.core.settings import without_auto
 from expertflow.data.lock import list_unresolved_hub_sources, lock_sources, write_lock
 from expertflow.data.records import ExpertLock, SourceLock
 from expertflow.data.settings import SourceSpec
-from expertflow.evaluate.records import OWN_TASK
+from expertflow.evaluate.records import OWN_TASK, redact_address
 from expertflow.evaluate.scoring import is_own_task
 from expertflow.plan.records import PlanSpec
 from expertflow.plan.settings import TrainingSection
@@ -151,6 +151,14 @@ class ConfiguredExpert:
             raise ConfigError(
                 f"{self.results}: its evaluation.task is {task}, code that would run with your"
                 " rights, but the bundle was opened without --allow-own-code; open it again with it"
+            )
+        judge = settings["evaluation"]["judge"] or {}
+        key = judge.get("api_key_env")
+        if self.opened is not None and key is not None and not self.opened.allow_judge:
+            raise ConfigError(
+                f"{self.results}: its evaluation.judge sends {key}, a variable of your environment,"
+                f" to {redact_address(judge['endpoint'])}, but the bundle was opened without"
+                " --allow-judge; check both, and open it again with it"
             )
         made = settings["preset"] if self.bundle is None else self.bundle.config["preset"]
         if "preset" in self.run.told and made != settings["preset"]:

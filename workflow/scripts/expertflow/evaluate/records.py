@@ -45,6 +45,14 @@ class JudgeSpec(Record, frozen=True, kw_only=True):
     usd_per_million_output_tokens: float | None
 
 
+def redact_address(endpoint: str) -> str:
+    """Return an address without user, query and fragment, which is safe to record."""
+    address = endpoint.partition("?")[0].partition("#")[0]
+    scheme, found, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{found}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+
+
 class LmEvalSpec(Record, frozen=True, kw_only=True):
     tasks: tuple[str, ...]
     n_shots: int

@@ -21,7 +21,7 @@ import httpx2
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
-from expertflow.evaluate.records import JudgeSpec
+from expertflow.evaluate.records import JudgeSpec, redact_address
 
 LOG = logging.getLogger(__name__)
 
@@ -58,14 +58,6 @@ class JudgeError(Exception):
     def __init__(self, reason: str, **more: Any) -> None:
         super().__init__(reason)
         vars(self).update(more)
-
-
-def redact_address(endpoint: str) -> str:
-    """Return an address without user, query and fragment, which is safe to record."""
-    address = endpoint.partition("?")[0].partition("#")[0]
-    scheme, found, rest = address.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{found}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
 
 
 class JudgeClient:

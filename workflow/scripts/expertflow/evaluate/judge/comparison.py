@@ -20,14 +20,8 @@ from typing import Literal
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import Record
-from expertflow.evaluate.judge.client import (
-    JudgeClient,
-    JudgeError,
-    JudgeReply,
-    Patience,
-    redact_address,
-)
-from expertflow.evaluate.records import Example, JudgeResult, JudgeSpec
+from expertflow.evaluate.judge.client import JudgeClient, JudgeError, JudgeReply, Patience
+from expertflow.evaluate.records import Example, JudgeResult, JudgeSpec, redact_address
 from expertflow.evaluate.statistics import wilson_interval
 
 LOG = logging.getLogger(__name__)

@@ -104,6 +104,7 @@ class OpenedBundle(Record, frozen=True, kw_only=True):
     settings_here: str | None
     other_code: tuple[str, ...] = ()
     allow_own_code: bool = False
+    allow_judge: bool = False
 
 
 def artifact_path(expert: str, key: str, place: str) -> str:

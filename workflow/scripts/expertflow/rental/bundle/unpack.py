@@ -58,6 +58,7 @@ def open_bundle(
             (results / records.OPENED).is_file()
             and (before := read_record(OpenedBundle, results / records.OPENED)).index == index
             and before.allow_own_code == opened.allow_own_code
+            and before.allow_judge == opened.allow_judge
             and all(_is_same(directory / m.name, m) for m in index.members)
         ):
             _complete_model(index, results, model)
