@@ -1,5 +1,5 @@
 #!/bin/sh
-# Says of one job of LSF: running, success or failed. Not run on a real LSF.
+# Prints the state of an LSF job: running, success or failed. Not run on a real LSF.
 found=$(bjobs -noheader -o stat "$1" 2>&1) || found=unanswered
 case $found in
   DONE) echo success ;;

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Says of one job of PBS Professional or OpenPBS: running, success or failed. Not run on a real PBS.
+# Prints the state of a PBS Professional or OpenPBS job: running, success or failed. Not run on a
+# real PBS.
 # Finished jobs are known only where the server keeps its history (job_history_enable).
 found=$(qstat -x -f "$1" 2>&1) || {
   case $found in

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Says of one job of Grid Engine: running, success or failed. Not run on a real Grid Engine.
-# A job that left the queue is looked up in the accounts, which may lag by seconds.
+# Prints the state of a Grid Engine job: running, success or failed. Not run on a real Grid Engine.
+# A job that left the queue is looked up in the accounting records, which may lag by seconds.
 if qstat -j "$1" > /dev/null 2>&1; then
   echo running
   exit 0
