@@ -23,7 +23,7 @@
 # make prune        remove states, tokens and copies that no result uses, and what killed jobs left
 # make slurm-test   the chain on a single-machine Slurm; needs root and its packages
 # make soak         kill trainers at random moments for MINUTES (10); weights must not change
-# make soak-chain   the same for whole chains, at any stage
+# make soak-chain   the same for complete chains, at any stage
 # make mutants      change the code in MUTANTS (300) ways per module; tests must notice (hours)
 # make clean        delete results and state
 

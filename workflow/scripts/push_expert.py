@@ -3,7 +3,7 @@
 
     python workflow/scripts/push_expert.py results/expert-sql --repository you/expert-sql
 
-Nothing else of the workflow uploads. A new repository is private unless --public is given.
+No other part of the workflow uploads. A new repository is private unless --public is given.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Remove damaged files below results/ and state/, so that the next run makes it again.
 
-The record that lists a file goes with it, as does the report. Unknown files stay.
+The record that lists a file is removed with it, as is the report. Unknown files stay.
 """
 
 from pathlib import Path

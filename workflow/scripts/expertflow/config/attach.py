@@ -61,7 +61,7 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     paths = run.modifier.path_modifier
     if paths.prefix or paths.modifies_prefixes:
         fail("results/ and state/ take no prefix; remove it from the module, and use --directory")
-    told = _told(run, config)
+    overrides = _read_overrides(run, config)
     if run.modifier.skip_configfile:
         config = {**read_yaml(basedir / "config" / "config.yaml"), **config}
     # Refuse repeated keys, of which Snakemake takes the last, except in an including Snakefile's.
@@ -74,7 +74,7 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
         RunContext(
             config=config,
             main=main,
-            told=told,
+            told=overrides,
             looks=looks,
             gpu_limit=limit,
             elsewhere=run.resource_settings.nodes is not None,
@@ -104,12 +104,13 @@ def has_records(persistence: Any) -> bool:
     return not is_known or any((Path(persistence.path) / "metadata").iterdir())
 
 
-def _told(run: Any, config: Settings) -> Settings:
+def _read_overrides(run: Any, config: Settings) -> Settings:
     """Return the command line's part of a configuration, which may be nested below a key."""
     # A module's configuration is part of the complete one, under a key that its user chose.
-    told, whole = run.config_settings.overwrite_config, run.modifier_stack[0].globals["config"]
-    keys = [key for key, part in whole.items() if part is config]
-    return dict(told.get(keys[0], {}) if keys else told)
+    overrides = run.config_settings.overwrite_config
+    complete = run.modifier_stack[0].globals["config"]
+    keys = [key for key, part in complete.items() if part is config]
+    return dict(overrides.get(keys[0], {}) if keys else overrides)
 
 
 def _register_hooks(run: Any) -> None:

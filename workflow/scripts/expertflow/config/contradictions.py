@@ -51,12 +51,12 @@ def _idle(source: Settings) -> Iterator[tuple[str, str]]:
         if readers and kind.kind not in readers and _is_set(source, key):
             only = " and ".join(readers)
             yield key, f"applies only to {only} sources, not to {kind.kind}; remove it"
-    whole = next((key for key in ("text", "messages") if _is_set(source, key)), None)
+    text_key = next((key for key in ("text", "messages") if _is_set(source, key)), None)
     for key in ("prompt", "completion"):
-        if whole is not None and _is_set(source, key):
-            yield key, f"has no effect with {whole}; remove one of them"
+        if text_key is not None and _is_set(source, key):
+            yield key, f"has no effect with {text_key}; remove one of them"
     for key in OF_MESSAGES:
-        if whole != "messages" and _is_set(source, key):
+        if text_key != "messages" and _is_set(source, key):
             yield key, "has no effect without messages; remove it, or set messages"
 
 
@@ -80,8 +80,8 @@ def find_contradictions(
             " but training.packing is none; use bfd, or mode default"
         )
     # New embedding rows learn only if the embedding itself is trained, with the head.
-    whole = training.lora.modules_to_save if training.lora else ()
-    if expert["data"]["added_tokens"] and training.method != "full" and len(set(whole)) < 2:
+    modules = training.lora.modules_to_save if training.lora else ()
+    if expert["data"]["added_tokens"] and training.method != "full" and len(set(modules)) < 2:
         yield (
             "data.added_tokens would stay untrained with an adapter; set"
             " training.lora.modules_to_save to [embed_tokens, lm_head], or use method full"
@@ -162,8 +162,8 @@ def find_task_faults(evaluation: Settings) -> Iterator[str]:
     yield from unread
     for needed in scorer.required if scorer and not unread else ():
         ways = [way.split(".") for way in needed.split(" or ")]
-        there = (by_record and artifacts) or any(name in evaluation[key] for key, name in ways)
-        if not there:
+        is_set = (by_record and artifacts) or any(name in evaluation[key] for key, name in ways)
+        if not is_set:
             yield (
                 f"evaluation.task {task} reads evaluation.{needed}, which is not set; set it, or"
                 " use another task"

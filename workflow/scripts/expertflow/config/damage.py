@@ -205,9 +205,9 @@ def _by_hash(
 ) -> Check:
     def find() -> Problem | None:
         if not path.is_file():
-            there = path.exists()
-            reason = f"{record} lists a file" if there else f"{record} lists it"
-            return Problem(path, "damaged" if there else "missing", reason, (*unit, path))
+            exists = path.exists()
+            reason = f"{record} lists a file" if exists else f"{record} lists it"
+            return Problem(path, "damaged" if exists else "missing", reason, (*unit, path))
         try:
             if hash_file(path) == digest:
                 return None

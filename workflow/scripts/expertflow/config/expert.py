@@ -61,10 +61,10 @@ TUNING_MADE = re.compile(r"results/[^/]+/tuning\.json")
 def check_writable(*folders: Path) -> None:
     """Refuse folders that cannot be written or created; ConfigError names the first one."""
     for folder in folders:
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            problem = "cannot be written" if there.is_dir() else "is not a folder"
-            raise ConfigError(f"{there}: {problem}; correct its permissions, or use --directory")
+        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            problem = "cannot be written" if existing.is_dir() else "is not a folder"
+            raise ConfigError(f"{existing}: {problem}; correct its permissions, or use --directory")
 
 
 class RunContext(Record, frozen=True, kw_only=True):
@@ -244,9 +244,9 @@ class ConfiguredExpert:
         for path in sorted((self.results / "sources").glob("*/*.json")):
             # A truncated record says nothing, and a run makes it again.
             with contextlib.suppress(ValueError):
-                there: str | None = json.loads(path.read_bytes()).get("preset")
-                if there not in (None, self.preset):
-                    return there
+                preset: str | None = json.loads(path.read_bytes()).get("preset")
+                if preset not in (None, self.preset):
+                    return preset
         return None
 
     @property
@@ -332,8 +332,8 @@ class ConfiguredExpert:
         """
         found: dict[str, str] = {}
         for place, files in named.items():
-            there = {str(file): file.expanduser() for file in files}
-            here = {key: self.hashes.sha256(file) for key, file in there.items() if file.is_file()}
+            paths = {str(file): file.expanduser() for file in files}
+            here = {key: self.hashes.sha256(file) for key, file in paths.items() if file.is_file()}
             bundled = {} if self.bundle is None else self.bundle.content.get(place, {})
             found |= bundled if not here or _is_same_model(here, bundled) else here
         if self.run.main:

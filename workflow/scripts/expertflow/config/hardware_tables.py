@@ -144,11 +144,11 @@ def tuning_spec(spec: PlanSpec) -> PlanSpec:
     return replace(calibration_spec(spec, length=True), tuned=None)
 
 
-def _origins(told: dict[str, Origin], training: TrainingSection) -> dict[str, Origin]:
-    kept = {name: told[name] for name in Training.__struct_fields__ if name in told}
+def _origins(origins: dict[str, Origin], training: TrainingSection) -> dict[str, Origin]:
+    kept = {name: origins[name] for name in Training.__struct_fields__ if name in origins}
     # The plan has another name for the length of rows.
     if training.max_seq_length is not None:
-        length = told.get(name_of(TrainingSection.max_seq_length), "default")
+        length = origins.get(name_of(TrainingSection.max_seq_length), "default")
         kept[name_of(TrainPlan.sequence_length_tokens)] = length
     return kept
 

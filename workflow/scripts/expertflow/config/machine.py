@@ -121,8 +121,8 @@ def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
                 base.read_facts(folder)
         # A name on the hub has one slash.
         elif key == "tokenizer" or place.count("/") != 1 or folder.parent.is_dir():
-            beside = [str(Path(place).with_name(found.name)) for found in folder.parent.glob("*/")]
-            hint = suggest_name(place, beside, "correct the path")
+            others = [str(Path(place).with_name(found.name)) for found in folder.parent.glob("*/")]
+            hint = suggest_name(place, others, "correct the path")
             raise ConfigError(f"{where}, but there is no such folder; {hint}")
         elif is_offline and not cache.repository_folder(place, "models").is_dir():
             missing = (

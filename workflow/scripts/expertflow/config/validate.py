@@ -82,8 +82,8 @@ def find_file(name: str, folders: Sequence[Path], problem: str) -> Path:
     found = known[name]
     # Otherwise whoever edits the one that is not read would wonder why nothing changes.
     others = {found.with_name(f"{name}{end}") for end in SUFFIXES} - {found}
-    if beside := next(filter(Path.is_file, others), None):
-        raise ConfigError(f"{found}: {beside.name} next to it has the same name; remove one")
+    if sibling := next(filter(Path.is_file, others), None):
+        raise ConfigError(f"{found}: {sibling.name} next to it has the same name; remove one")
     return found
 
 

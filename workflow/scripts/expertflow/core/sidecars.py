@@ -166,8 +166,8 @@ def _recorded(path: Path) -> dict[Path, tuple[str, Path]]:
     """Return the hashes of the files that a path stands for, each with the record listing it."""
     if (own := sidecar_of(path)).is_file():
         return _named_by(own)
-    beside = (_named_by(sidecar) for sidecar in sorted(path.parent.glob(SIDECARS)))
-    found = {p: e for named in beside for p, e in named.items() if path in (p, *p.parents)}
+    siblings = (_named_by(sidecar) for sidecar in sorted(path.parent.glob(SIDECARS)))
+    found = {p: e for named in siblings for p, e in named.items() if path in (p, *p.parents)}
     for sidecar in sorted(path.glob(SIDECARS)):
         found |= _named_by(sidecar)
     return found
