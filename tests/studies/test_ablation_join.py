@@ -295,7 +295,7 @@ def test_half_the_saves_of_system_d_gain_a_little(base: TrainPlan) -> None:
     often = replace(base, n_steps=100, save_steps=30, save_every_minutes=10.0)
     assert "14 saves of 2 s, against 7;" in hours_ratios(often, timed(72.0, 2.0), saves=0.5)[1]
     once = replace(plan, n_steps=10)
-    with pytest.raises(NotMeasurableError, match=r"takes 1 save, and 0\.5 times as many"):
+    with pytest.raises(NotMeasurableError, match=r"has 1 save, and 0\.5 times as many"):
         hours_ratios(once, timed(1.0, 2.0), saves=0.5)
 
 
