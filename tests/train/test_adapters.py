@@ -14,18 +14,19 @@ import torch
 from msgspec.structs import replace
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from support import LORA
+from support import LORA, tiny_qwen3
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.core.records import read_record
-from expertflow.plan.settings import LoraSpec
+from expertflow.plan.settings import ALL_LINEAR, LoraSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train.fingerprint import fingerprint_run
 from expertflow.train.model.adapters import use_own_forward
 from expertflow.train.model.base import hash_weights
 from expertflow.train.model.init_adapter import FILES, hash_adapter
+from expertflow.train.model.load import add_adapter
 from expertflow.train.model.weights import list_trained_parameters
 
 
@@ -66,6 +67,14 @@ def test_it_equals_pefts_output(dora: bool, bias: bool, dropout: float, training
     pairs = zip(run(ours, training=training), run(theirs, training=training), strict=True)
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", [("v_proj", "q_proj", "o_proj", "down_proj"), (ALL_LINEAR,)])
+def test_an_adapters_file_names_its_targets_in_order(tmp_path: Path, targets: Any) -> None:
+    """Whoever continues from an adapter goes by this file's hash."""
+    add_adapter(tiny_qwen3(vocab_size=97), replace(LORA, targets=targets)).save_pretrained(tmp_path)
+    named = json.loads((tmp_path / FILES[0]).read_text())["target_modules"]
+    assert len(named) >= 4 and named == sorted(named)
 
 
 @pytest.mark.parametrize("dora", [True, False])

@@ -98,10 +98,6 @@ def _four_bit_options(dtype: torch.dtype | Literal["auto"], device: torch.device
     }
 
 
-def is_quantized(model: Any) -> bool:
-    return bool(getattr(model, "is_loaded_in_4bit", False))
-
-
 def list_quantized_layers(model: torch.nn.Module) -> dict[str, Any]:
     from bitsandbytes.nn.modules import Linear4bit
 
@@ -130,6 +126,8 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
         raise TrainingError(
             f"training.lora.targets {', '.join(lora.targets)}: {single_line(error, 160)}"
         ) from error
+    # In order: peft's set would be written in another one by each process.
+    config.target_modules = sorted(config.target_modules)
     use_own_forward(net)
     # In bf16, an update below 1/512 of its weight would always round to nothing.
     for parameter in net.parameters():
@@ -291,7 +289,9 @@ def make_mergeable(model: Any, checkpoint: Path) -> Any:
 
     If trained on 4 bits, that is the dequantized base, quantization errors included.
     """
-    return _with_adapter(_dequantize(model.unload()), checkpoint) if is_quantized(model) else model
+    if not getattr(model, "is_loaded_in_4bit", False):
+        return model
+    return _with_adapter(_dequantize(model.unload()), checkpoint)
 
 
 def _dequantize(model: PreTrainedModel) -> PreTrainedModel:
