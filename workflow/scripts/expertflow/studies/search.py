@@ -31,19 +31,19 @@ WORTH_FRACTION = 0.9
 MASKED = ("flex", "sdpa")
 N_WORKERS = (0, 2, 4, 8)
 # Choices that are not tried, by setting, and why.
-NOT_ON_CARD: dict[Any, tuple[Any, str]] = {
-    Training.attention: ("varlen", "packed calls the same kernel where it is available"),
+NOT_ON_CARD: dict[str, tuple[Any, str]] = {
+    name_of(Training.attention): ("varlen", "packed calls the same kernel where it is available"),
 }
-NOT_ON_CPU: dict[Any, tuple[Any, str]] = {
-    Training.gradient_checkpointing: (
+NOT_ON_CPU: dict[str, tuple[Any, str]] = {
+    name_of(Training.gradient_checkpointing): (
         True,
         "not tried on a CPU: it recomputes to save memory, and a CPU has more",
     ),
-    Training.torch_compile: (
+    name_of(Training.torch_compile): (
         True,
         "not tried on a CPU: compiling would take most of the search's time",
     ),
-    Training.attention: (
+    name_of(Training.attention): (
         "sdpa",
         "not tried on a CPU: unlike document by document, it also computes what the mask hides",
     ),
@@ -92,7 +92,6 @@ def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
     if name_of(Training.loader) in free and not is_packed:
         workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
     is_compiled = name_of(Training.torch_compile) in free and is_packed and plan.method != "qlora"
-    others = {name_of(setting): choice for setting, choice in left_out.items()}
     return Space(
         default=default,
         free=free,
@@ -103,7 +102,7 @@ def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
         n_workers=tuple(workers),
         left_out=tuple(
             (replace(default, **{name: value}), why)
-            for name, (value, why) in others.items()
+            for name, (value, why) in left_out.items()
             if name in free and getattr(default, name) != value
         ),
     )

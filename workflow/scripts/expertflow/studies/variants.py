@@ -183,10 +183,10 @@ def _check_device(gpu: GpuFacts | None, plan: TrainPlan) -> None:
     """Reject what this device cannot do; leave the rest to the trial."""
     if gpu is None and plan.precision == "fp16":
         raise NotMeasurableError("fp16 needs a CUDA card, and this plan trains on a CPU")
-    if gpu is not None and plan.precision == "bf16":
-        old = gpu.compute_capability is not None and float(gpu.compute_capability) < AMPERE
-        if old or (gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s):
-            raise NotMeasurableError(f"{gpu.name} does not support bf16")
+    # Where the card is known to have fp16 only, the plan has resolved bf16 to that already.
+    capability = None if gpu is None else gpu.compute_capability
+    if gpu and capability and float(capability) < AMPERE and plan.precision == "bf16":
+        raise NotMeasurableError(f"{gpu.name} does not support bf16")
 
 
 def first_rows(plan: TrainPlan, rows: PackedRows, *, n_steps: int) -> FirstRows:

@@ -180,15 +180,14 @@ class StepProfiler:
 
     def __init__(self, run: TrainingRun) -> None:
         self._run, self._folder = run, run.state / PROFILE
-        self._first, self._window = run.progress.step, None
+        self._first = run.progress.step
         self._profiler: profile | None = None
         self._reason: str | None = None
         self._mark_s = self._neighbors_s = self._start_s = self._pause_s = 0.0
-        if self._is_wanted():
-            self._window = choose_window(run.plan, self._first)
-            if self._window is not None:
-                # No other measurement may fall on these steps.
-                run.timer.left_out = self._window.steps
+        self._window = choose_window(run.plan, self._first) if self._is_wanted() else None
+        if self._window is not None:
+            # No other measurement may fall on these steps.
+            run.timer.left_out = self._window.steps
 
     def __enter__(self) -> Self:
         return self
