@@ -140,7 +140,7 @@ def test_packed_tokens_take_the_time_of_their_steps(place: Place) -> None:
     # Slower than all products at their share of the peak, but not by much.
     products = flops / (H100_FLOPS_PER_S * 0.57) / 3600
     assert low < high < 3 * products and low > products
-    basis = "estimate from packed tokens; $2.50/h of 2026-11-01; matrix products bind"
+    basis = "estimate from packed tokens; $2.50/h of 2026-11-01; bound by matrix products"
     assert place.basis() == basis
     # Recomputed layers take time.
     place.manifest["training"]["gradient_checkpointing"] = "auto"
@@ -254,7 +254,7 @@ def test_an_unknown_forecast_has_a_reason(place: Place) -> None:
     Path("config/hardware/prices.yaml").write_text("prices: {}\n")
     place.config |= {"hardware": "Own", "compare": []}
     place.manifest |= {"model": "model", "training": {"batch_size": 1}}
-    assert place.basis() == "no estimate: the bf16 peak of Own is not known"
+    assert place.basis() == "no estimate: the bf16 peak of Own is unknown"
 
 
 def test_other_jobs_are_modeled_by_their_work(place: Place) -> None:

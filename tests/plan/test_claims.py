@@ -36,7 +36,7 @@ def test_impossible_figures_are_rejected_by_name() -> None:
     wrong: dict[str, Any] = {"steps_per_s": 0.0, "n_saves": 0, "usd": -1.0, "n_steps": -5}
     wrong |= {"hours": math.nan, "parts_hours": (1.0, -1.0), "duration": "0:00"}
     for key, figure in wrong.items():
-        with pytest.raises(ConfigError, match=f"the claim's {key} is .*; give a number"):
+        with pytest.raises(ConfigError, match=f"the claim's {key} is .*; set a number"):
             checks(**{**claim, key: figure})
 
 
@@ -88,7 +88,7 @@ def test_the_sources_arithmetic_is_checked() -> None:
         claims = from_json(tuple[Claim, ...], manifest["claims"], where=name)
         wrong += "".join(check.finding for check in check_claims(claims) if not check.holds)
     for message in (
-        "TF32 does nothing for bf16 products, 8x is impossible",
+        "TF32 does nothing for bf16 products: 8x is impossible",
         "the factors (2 x 2) make 4x, not 32x",
         "47 hours down to 5 are 9.4x, not 32x",
         "1.25 steps a second up to 5 are 4x, not 32x",
@@ -97,7 +97,7 @@ def test_the_sources_arithmetic_is_checked() -> None:
         "38 hours down to 20 hours are 47 %, not 37-58 %",
         "the parts listed (21) add up to 21 hours, not 14",
         "600,000 documents x 3 / 16 a step are 112,500 steps, not 28,000",
-        "with 14 of them 1.2 % is gained, not 5 % or more",
+        "with 14 of them the gain is 1.2 %, not 5 % or more",
     ):
         assert message in wrong
 
@@ -114,6 +114,6 @@ def test_no_card_computes_more_than_its_peak(n_cards: int) -> None:
     assert checks(plan, **claim)[-1].finding.endswith("H100 SXM's peak: impossible")
     assert not checks(plan, **claim)[-1].holds
     slow = checks(plan, **{**claim, "steps_per_s": 1.0})[-1]
-    assert not slow.holds and "0.082 times this plan's prediction: look again" in slow.finding
+    assert not slow.holds and "0.082 times this plan's prediction: check it again" in slow.finding
     assert all(check.holds for check in checks(plan, **{**claim, "steps_per_s": 10.0}))
     assert len(checks(plan, **{**claim, "hardware": "L4"})) == 1

@@ -100,7 +100,7 @@ def test_a_plan_states_what_binds_and_what_a_switch_would_change() -> None:
     halved = plan(card("H100 SXM"), batch_size=1, gradient_accumulation_steps=4).cost
     assert (halved.changes[0].setting, halved.changes[0].value) == ("batch_size", "2")
     text = plan_text(made)
-    assert "binds" in text or "bind" in text
+    assert "bound by " in text
     assert "gradient_checkpointing True" in text
     # A card without a bandwidth, or a CPU, has none of it.
     for gpu in (replace(card("H100 SXM"), peak_bandwidth_bytes_per_s=None), None):
@@ -171,7 +171,7 @@ def test_steps_that_took_much_longer_widen_the_band_and_others_do_not_count() ->
     assert "more saves, of the best so far" in best.reason and "best" not in plain.reason
     other = plan(None, calibration=replace(MEASURED, key="H100 SXM; something else")).cost
     assert not other.calibrated and other.predicted_hours is None
-    assert "of another run (H100 SXM) and is left out" in other.reason
+    assert "for another run (H100 SXM) and is ignored" in other.reason
 
 
 @pytest.mark.parametrize("save_steps", [1, 7, 300, 1000])
@@ -194,7 +194,7 @@ def test_saves_are_counted_like_in_the_loop(save_steps: int, step_s: float) -> N
 
 
 def test_a_budget_of_cents_is_shown_in_cents() -> None:
-    with pytest.raises(ConfigError, match=r"max_usd is 0\.001 and the plan needs \$0\.\d*[1-9]"):
+    with pytest.raises(ConfigError, match=r"max_usd is 0\.001 but the plan needs \$0\.\d*[1-9]"):
         plan(card("H100 SXM"), max_usd=0.001, price_usd_per_hour=2.0)
     reason = reasons_of(plan(card("H100 SXM"), max_usd=1.0, price_usd_per_hour=0.01))["max_usd"]
     assert "$0.00," not in reason.because and "is $0.000" in reason.because
@@ -203,7 +203,7 @@ def test_a_budget_of_cents_is_shown_in_cents() -> None:
 def test_the_demo_ignores_budgets_that_cannot_be_checked() -> None:
     made = plan(None, max_usd=5.0, max_hours=1.0, may_drop_budgets=True)
     for key in ("max_usd", "max_hours"):
-        assert reasons_of(made)[key].because.startswith("left out: the demo")
+        assert reasons_of(made)[key].because.startswith("ignored: the demo")
     with pytest.raises(ConfigError, match="max_hours is"):
         calibrated(None, max_hours=0.001, may_drop_budgets=True)
 
@@ -230,7 +230,7 @@ def test_a_budget_is_checked_against_the_middle_with_a_warning_at_the_high_end()
     between = (cost.predicted_hours + cost.predicted_hours_high) / 2
     for hours, is_warned in ((between, True), (99.0, False)):
         reason = reasons_of(plan(card("H100 SXM"), max_hours=hours))["max_hours"]
-        assert ("above it at the high end" in reason.because) is is_warned
+        assert ("the high end above it" in reason.because) is is_warned
         assert reason.value == f"{hours:g}"
     with pytest.raises(ConfigError, match="max_hours is"):
         plan(card("H100 SXM"), max_hours=cost.predicted_hours * 0.9)
@@ -328,7 +328,7 @@ def test_hours_depend_on_the_card_and_dollars_on_the_price() -> None:
     wide = named(made, "H200 SXM")
     assert wide.hours and 0.7 * one.hours < wide.hours < one.hours
     assert slow.usd == pytest.approx(0.4 * slow.hours)
-    assert "2 cards taken to share perfectly" in two.remark and "bind" in two.remark
+    assert "2 cards assumed to share perfectly" in two.remark and "bound by" in two.remark
     assert (bare.usd, bare.usd_per_hour) == (None, None)
     assert bare.hours is not None and "no price in prices.yaml" in bare.remark
 
@@ -354,7 +354,7 @@ def test_sharding_is_tried_if_copies_do_not_fit() -> None:
     assert "parallel fsdp" not in named(whole, "ten", 4).remark
     in_4_bits = compared(("H100 SXM", 2), method="qlora", lora=LORA, parallel="fsdp")
     option = named(in_4_bits, "H100 SXM", 2)
-    assert option.fits is False and "cannot share out 4-bit weights" in option.remark
+    assert option.fits is False and "cannot shard 4-bit weights" in option.remark
 
 
 def test_unknown_or_too_large_options_are_null() -> None:
@@ -363,7 +363,7 @@ def test_unknown_or_too_large_options_are_null() -> None:
     assert (option.fits, option.hours) == (None, None)
     assert "no such row" in option.remark
     # Hardware that does not fit is labeled.
-    assert small.fits is False and "GiB and RTX 2060 has less" in small.remark
+    assert small.fits is False and "GiB but RTX 2060 has less" in small.remark
     assert (small.hours, small.usd, small.micro_batch_size) == (None, None, None)
     bare = replace(card("L40S"), memory_total_bytes=None, peak_bf16_flops_per_s=None)
     [alone] = plan(bare).options

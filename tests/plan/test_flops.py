@@ -156,5 +156,5 @@ def test_an_unknown_model_states_the_assumptions_of_its_flops() -> None:
     lora = lora_of("qwen3", "lora")
     assert lora is not None
     doubts = flops.flops_doubts(unknown, replace(lora, targets=("q_proj", "mixer")))
-    assert "gated MLP; model type of-tomorrow is not known" in doubts
-    assert "adapters of mixer are not in it" in doubts
+    assert "gated MLP; model type of-tomorrow is unknown" in doubts
+    assert "adapters of mixer are not counted" in doubts

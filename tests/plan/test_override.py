@@ -30,7 +30,7 @@ def test_a_plain_setting_is_adopted_and_explained() -> None:
     plan = changed(MADE, learning_rate=3e-6)
     assert (plan.learning_rate, plan.n_steps) == (3e-6, MADE.n_steps)
     [reason] = [r for r in plan.reasons if r.setting == "learning_rate"]
-    assert (reason.value, reason.because) == ("3e-06", "given by hand")
+    assert (reason.value, reason.because) == ("3e-06", "set by hand")
     assert plan.predicted_peak_bytes is None
     assert plan.cost.predicted_usd is None
 
@@ -76,8 +76,8 @@ def test_predictions_of_the_old_plan_are_not_kept() -> None:
     made = replace(ADAPTED, claims=claims, reasons=(*ADAPTED.reasons, budget))
     plan = changed(made, learning_rate=1.0)
     assert (plan.claims, plan.options) == ((), ())
-    assert because_of(plan)["max_usd"].startswith("not held: ")
-    assert "no budget is held" in plan.cost.reason
+    assert because_of(plan)["max_usd"].startswith("not enforced: ")
+    assert "no budget is enforced" in plan.cost.reason
     assert "loses at most" in because_of(made)["save_steps"]
     assert not any("loses at most" in r.because or "predicted 2" in r.because for r in plan.reasons)
 
@@ -109,12 +109,12 @@ def test_contradictions() -> None:
     sharded = {"method": "qlora", "parallel": "fsdp", "world_size": 2}
     changes: dict[str, Any]
     for changes, message in (
-        (sharded, "--parallel fsdp cannot share"),
+        (sharded, "--parallel fsdp cannot shard"),
         ({"min_delta": 0.1}, "--min-delta has no effect without patience"),
         ({"dataloader_num_workers": 2}, "--dataloader-num-workers 2 has no effect: the thread"),
         ({"use_tf32": True}, "--use-tf32 True has no effect: TF32 is a mode of CUDA cards"),
         ({"bf16": True, "fp16": True}, "--bf16 and fp16 are both true"),
-        ({"lora_targets": ("q_proj", "lm_head")}, "--lora-targets names lm_head"),
+        ({"lora_targets": ("q_proj", "lm_head")}, "--lora-targets includes lm_head"),
     ):
         with pytest.raises(ConfigError, match=message) as caught:
             changed(ADAPTED, **changes)
@@ -172,7 +172,7 @@ def test_the_best_is_used_and_every_setting_says_so() -> None:
     settings = ("gradient_accumulation_steps", "attention", "torch_compile", "n_threads", "loader")
     assert {told[setting] for setting in settings} == {because}
     assert told["batch_size"].startswith(f"{because}; predicted ")
-    assert told["tuned"] == "counts where the manifest leaves a setting open"
+    assert told["tuned"] == "applies where the manifest leaves a setting open"
     values = reasons_of(made)
     assert values["tuned"].value == FILE and values["attention"].value == "flex"
 
@@ -186,7 +186,7 @@ def test_a_tuning_predicted_not_to_fit_is_rejected() -> None:
         gradient_checkpointing=False,
     )  # fmt: skip
     found = record(key=key_of(before), best=greedy, default=tuned.settings_of(before))
-    with pytest.raises(HardwareError, match="GiB and RTX 2060 has"):
+    with pytest.raises(HardwareError, match="GiB but RTX 2060 has"):
         tuned_plan(found, **small)
 
 
@@ -199,7 +199,7 @@ def test_the_manifests_settings_take_precedence(setting: str, value: Any) -> Non
     assert tuned.settings_of(made) == other
     told = because_of(made)
     assert reasons_of(made)[setting].value == str(value)
-    assert "of the manifest; wins over tuning, whose fastest trial had " in told[setting]
+    assert "from the manifest; wins over tuning, whose fastest trial had " in told[setting]
     assert "and 1.30 times the default's speed" in told[setting]
     words = "tuned: fastest that agrees with the manifest of 4 on NVIDIA H100 80GB HBM3"
     assert told["gradient_accumulation_steps"].startswith(words)
@@ -221,7 +221,7 @@ def test_a_search_of_another_run_is_ignored() -> None:
         made = tuned_plan(record(), **changes)
         assert tuned.settings_of(made) == tuned.settings_of(tuned_plan(**changes))
         because = because_of(made)["tuned"]
-        assert because.startswith("left out: it was tuned for another run (") and says in because
+        assert because.startswith("ignored: it was tuned for another run (") and says in because
 
 
 def test_a_search_on_another_processor_is_ignored() -> None:
@@ -239,4 +239,4 @@ def test_a_default_that_none_beats_stays_with_its_reason() -> None:
     made = tuned_plan(record(best=DEFAULT, gain=1.0, gain_low=None, gain_high=None))
     assert tuned.settings_of(made) == DEFAULT
     because = because_of(made)["attention"]
-    assert because.startswith("tuned: the default, which none was faster than by 2 %, of 2 on")
+    assert because.startswith("tuned: the default, which no trial beat by 2 %, of 2 on")

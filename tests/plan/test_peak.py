@@ -170,7 +170,7 @@ def chosen(trace: MemoryTrace, **changes: object) -> tuple[int, bool, PlanDraft]
     return micro, checkpoint, draft
 
 
-SPARED = "; batch_size 4 with gradient_accumulation_steps 4 times as many fits without"
+SPARED = "; batch_size 4 with 4 times the gradient_accumulation_steps fits without"
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,12 @@ def test_the_chosen_micro_batch_and_its_reason(
 
 def test_a_micro_batch_beyond_the_card_is_rejected_with_the_most_rows_that_fit() -> None:
     """Model and reserve take 2 GiB of 5.6, each row 1.08."""
-    ways = "to auto, or to 2 or less with gradient_accumulation_steps 6 times as many"
+    ways = "to auto, or to 2 or less with 6 times the gradient_accumulation_steps"
     with pytest.raises(HardwareError, match=f"batch_size 11 needs .* has 5.6; set it {ways}"):
         chosen(traced(GIB, GIB), batch_size=11)
     # 3 rows of 1 GiB and 1 of model: 5.32 GiB of 5.59, between 92 and 100 %.
     full = chosen(traced(GIB, GIB), batch_size=3)[2]
-    assert "to the brim" in full.reasons["batch_size"].because
+    assert "fill the card completely" in full.reasons["batch_size"].because
     with pytest.raises(HardwareError, match="one row of 1024 tokens"):
         chosen(traced(9 * GIB, 9 * GIB), batch_size=2)
     with pytest.raises(HardwareError, match="set gradient_checkpointing to auto, or use a larger"):

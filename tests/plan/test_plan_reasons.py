@@ -59,7 +59,7 @@ def test_a_row_length_is_shown_with_its_neighbors() -> None:
         for n in lengths
     )  # fmt: skip
     because = because_of(plan(None, replace(PACKING, choices=choices)))["sequence_length_tokens"]
-    over = "3 documents are longer, 900 tokens in them, rows 50.0 % full"
+    over = "3 documents are longer, by 900 tokens, rows 50.0 % full"
     assert because == (f"1024: {over}; 2048: {over}; 4096: no document is longer, rows 50.0 % full")
 
 
@@ -70,7 +70,7 @@ def test_a_step_is_stated_in_documents_and_relative_to_all_data() -> None:
          " gradient_accumulation_steps 1 keeps about 8 a step and 2,442 steps"),
         (488, 20_000, "here 61 at the same learning_rate 0.001; packing none keeps its examples"),
         (4_883, 4_883, "about 8 documents a step"),
-        (2, 9, "; the data are 2 rows, so every step sees all of them"),
+        (2, 9, "; the data has 2 rows, so every step sees all of them"),
     ):  # fmt: skip
         train = replace(PACKING.train, n_sequences=n_rows, n_documents=n_documents)
         made = plan(card("H100 SXM"), replace(PACKING, train=train), gradient_accumulation_steps=1)
@@ -101,7 +101,7 @@ def test_a_plan_can_be_read() -> None:
     assert text == plan_text(from_json(TrainPlan, to_json(made)))
     for words in ("settings", "memory", "cost", "at $2.49 an hour, as of 2026-11-01", "prior"):
         assert words in text
-    assert "(the set-up it replaces: 4)" in " ".join(text.split())
+    assert "(the setup it replaces: 4)" in " ".join(text.split())
     text = plan_text(plan(None))
     assert "hours    unknown" in text and "dollars  unknown: no price" in text
     assert "other hardware" not in text and "claims" not in text
@@ -146,7 +146,7 @@ def test_a_plan_states_which_settings_are_given_and_computed() -> None:
     assert plan.origins["batch_size"] == plan.origins["eval_steps"] == "computed"
     told = reasons_of(plan)
     assert told["save_steps"].origin == "command line"
-    assert told["save_steps"].because.startswith("save_steps of the command line")
+    assert told["save_steps"].because.startswith("save_steps from the command line")
     assert told["gradient_accumulation_steps"].because.endswith("by default")
     assert told["n_steps"].origin == "computed"
     text = plan_text(plan)

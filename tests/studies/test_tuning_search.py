@@ -301,7 +301,7 @@ def test_an_impossible_trial_does_not_end_the_search(job: Job, tmp_path: Path) -
     write_record(tmp_path / "tuning.json", made)
     plan = plan_expert(job(), tuning=tmp_path / "tuning.json")
     told = {reason.setting: reason.because for reason in plan.reasons}
-    assert told["tuned"].startswith("left out: nothing that was tried")
+    assert told["tuned"].startswith("ignored: no trial that agrees")
 
 
 def test_a_sharded_model_is_not_tuned(job: Job) -> None:

@@ -57,7 +57,7 @@ def test_a_dry_run_ends_with_hours_and_dollars(mine: Workspace) -> None:
     name, n_jobs, _, to, hours, _, and_to, dollars, *_ = line.split()
     assert (name, n_jobs, to, and_to) == ("large", "15", "to", "to")
     assert float(dollars) == pytest.approx(2.49 * float(hours), rel=0.1)
-    basis = "estimate from bytes; $2.49/h of 2026-11-01; memory bandwidth binds"
+    basis = "estimate from bytes; $2.49/h of 2026-11-01; bound by memory bandwidth"
     assert line.endswith(f"  1 x H100 SXM  {basis}")
     _, line = table(mine, "tiny", *code)
     assert " to " in line and line.endswith("  unknown  cpu  estimate from bytes; no price set")

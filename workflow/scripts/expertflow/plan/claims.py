@@ -25,13 +25,13 @@ def check_claims(
     found = []
     for claim in claims:
         check_figures(claim)
-        hours, told = claim.hours, "" if claim.hours is None else f"{claim.hours:g} hours"
+        hours, stated = claim.hours, "" if claim.hours is None else f"{claim.hours:g} hours"
         if hours is None and claim.duration is not None:
-            hours, told = parse_duration(claim.duration), claim.duration
+            hours, stated = parse_duration(claim.duration), claim.duration
         outcomes = [
-            *_check_steps(claim, hours, told),
-            *([] if hours is None else _check_hours(claim, hours, told)),
-            *_check_gain(claim, hours, told),
+            *_check_steps(claim, hours, stated),
+            *([] if hours is None else _check_hours(claim, hours, stated)),
+            *_check_gain(claim, hours, stated),
             *_check_speedup(claim, hours),
             *_check_warmup(claim),
             *([] if plan is None else _check_speed(claim, hours, plan)),
@@ -52,11 +52,11 @@ def check_figures(claim: Claim) -> None:
         for figure in value if isinstance(value, tuple) else (value,):
             if figure is None:
                 continue
-            # YAML has .inf and .nan, and a comparison with nan refuses nothing.
+            # YAML has .inf and .nan, and comparisons with nan are always false.
             if not math.isfinite(figure) or figure < 0 or (figure == 0 and not may_be_zero):
                 least = "at least 0" if may_be_zero else "above 0"
                 raise ConfigError(
-                    f"the claim's {setting.name} is {figure:g}; give a number {least}, or none"
+                    f"the claim's {setting.name} is {figure:g}; set a number {least}, or omit it"
                 )
 
 
@@ -81,89 +81,89 @@ def parse_duration(text: str) -> float:
 Outcomes = Iterator[tuple[bool, str]]
 
 
-def _check_steps(claim: Claim, hours: float | None, told: str) -> Outcomes:
+def _check_steps(claim: Claim, hours: float | None, stated: str) -> Outcomes:
     """Check a duration, rates, steps and documents against each other."""
     n_steps, rate, tokens = claim.n_steps, claim.steps_per_s, claim.tokens_per_step
     if claim.duration is not None and claim.hours is not None:
         # Reading minutes as hours is the most common way to be wrong by a factor of sixty.
         shown = parse_duration(claim.duration)
         form = "minutes:seconds" if claim.duration.count(":") == 1 else "hours:minutes:seconds"
-        said = f"{claim.duration} on a progress bar is {form}, {time_words(shown)}"
-        yield _outcome(said, shown, claim.hours, told)
+        text = f"{claim.duration} on a progress bar is {form}, {time_words(shown)}"
+        yield _outcome(text, shown, claim.hours, stated)
     if n_steps is not None and rate is not None:
         computed = n_steps / rate / 3600
-        said = f"{n_steps:,} steps at {rate:g} a second are {time_words(computed)}"
-        usd, words = None, [] if hours is None else [told]
+        text = f"{n_steps:,} steps at {rate:g} a second are {time_words(computed)}"
+        usd, words = None, [] if hours is None else [stated]
         if claim.usd_per_hour is not None:
             usd = computed * claim.usd_per_hour
-            said += f", about {usd_words(usd)} at {usd_words(claim.usd_per_hour)} an hour"
+            text += f", about {usd_words(usd)} at {usd_words(claim.usd_per_hour)} an hour"
             words += [] if claim.usd is None else [usd_words(claim.usd)]
         if hours is not None:
-            yield _outcome(said, computed, hours, " and ".join(words))
+            yield _outcome(text, computed, hours, " and ".join(words))
         elif usd is not None and claim.usd is not None:
-            yield _outcome(said, usd, claim.usd, " and ".join(words))
+            yield _outcome(text, usd, claim.usd, " and ".join(words))
         else:
-            yield True, said
+            yield True, text
     if rate is not None and tokens is None:
-        said = f"{rate:g} steps a second mean nothing without tokens per step"
-        yield False, f"{said}; say how many tokens a step has"
+        text = f"{rate:g} steps a second mean nothing without tokens per step"
+        yield False, f"{text}; state the tokens of a step"
     elif rate is not None and tokens is not None:
         # A rate of steps is comparable only once converted to tokens.
-        said = f"{rate:g} steps a second of {tokens:,.0f} tokens"
-        yield True, f"{said} are {rate * tokens:,.0f} tokens a second"
+        text = f"{rate:g} steps a second of {tokens:,.0f} tokens"
+        yield True, f"{text} are {rate * tokens:,.0f} tokens a second"
     if claim.n_documents is not None and claim.batch_size is not None:
         epochs = claim.n_epochs or 1.0
         steps = claim.n_documents * epochs / claim.batch_size
-        said = f"{claim.n_documents:,} documents x {epochs:g} / {claim.batch_size} a step"
-        said += f" are {steps:,.0f} steps"
-        yield (True, said) if n_steps is None else _outcome(said, steps, n_steps, f"{n_steps:,}")
+        text = f"{claim.n_documents:,} documents x {epochs:g} / {claim.batch_size} a step"
+        text += f" are {steps:,.0f} steps"
+        yield (True, text) if n_steps is None else _outcome(text, steps, n_steps, f"{n_steps:,}")
 
 
-def _check_hours(claim: Claim, hours: float, told: str) -> Outcomes:
+def _check_hours(claim: Claim, hours: float, stated: str) -> Outcomes:
     if claim.usd_per_hour is not None and claim.usd is not None:
         usd = hours * claim.usd_per_hour
-        said = f"{told} at {usd_words(claim.usd_per_hour)} are {usd_words(usd)}"
-        yield _outcome(said, usd, claim.usd, usd_words(claim.usd))
+        text = f"{stated} at {usd_words(claim.usd_per_hour)} are {usd_words(usd)}"
+        yield _outcome(text, usd, claim.usd, usd_words(claim.usd))
     if claim.parts_hours:
         total = sum(claim.parts_hours)
         listed = " + ".join(f"{part:g}" for part in claim.parts_hours)
-        said = f"the parts listed ({listed}) add up to {total:g} hours"
-        yield _outcome(said, total, hours, told.removesuffix(" hours"))
+        text = f"the parts listed ({listed}) add up to {total:g} hours"
+        yield _outcome(text, total, hours, stated.removesuffix(" hours"))
     if claim.n_saves is None or claim.minutes_per_save is None:
         return
     spent = claim.n_saves * claim.minutes_per_save / 60
-    said = f"{claim.n_saves} saves of {claim.minutes_per_save:g} min are {time_words(spent)},"
-    said += f" {percent(spent / hours)} of {told}"
+    text = f"{claim.n_saves} saves of {claim.minutes_per_save:g} min are {time_words(spent)},"
+    text += f" {percent(spent / hours)} of {stated}"
     holds = True
     if claim.n_saves_after is not None and claim.gain_percent is not None:
         gain = 100 * spent * (1 - claim.n_saves_after / claim.n_saves) / hours
-        said += f"; with {claim.n_saves_after} of them {gain:.1f} % is gained"
+        text += f"; with {claim.n_saves_after} of them the gain is {gain:.1f} %"
         holds = gain >= claim.gain_percent * (1 - TOLERANCE)
-    yield holds, said if holds else f"{said}, not {claim.gain_percent:g} % or more"
+    yield holds, text if holds else f"{text}, not {claim.gain_percent:g} % or more"
 
 
-def _check_gain(claim: Claim, hours: float | None, told: str) -> Outcomes:
-    """Check a gain that hours before and after are said to be; a range is not one figure."""
+def _check_gain(claim: Claim, hours: float | None, stated: str) -> Outcomes:
+    """Check a claimed gain against hours before and after; a range is not one figure."""
     before, low = claim.hours_before, claim.gain_percent
     if before is None or hours is None or low is None:
         return
     high = low if claim.gain_percent_max is None else claim.gain_percent_max
     gain = 100 * (1 - hours / before)
     words = f"{low:g} %" if high == low else f"{low:g}-{high:g} %"
-    said = f"{before:g} hours down to {told} are {gain:.0f} %"
-    # So a wide range never holds: its ends cannot both agree with one figure.
+    text = f"{before:g} hours down to {stated} are {gain:.0f} %"
+    # A wide range thus never holds: its ends cannot both agree with one figure.
     holds = all(abs(gain - bound) <= TOLERANCE * max(abs(gain), bound) for bound in (low, high))
-    yield holds, said if holds else f"{said}, not {words}"
+    yield holds, text if holds else f"{text}, not {words}"
 
 
 def _check_speedup(claim: Claim, hours: float | None) -> Outcomes:
-    """Check factors against their product, and that against what was before and after."""
+    """Check a total against its factors, and against hours or speeds before and after."""
     total, tf32, factors = claim.speedup, claim.tf32_speedup, claim.speedups
     if tf32 is not None and claim.precision in (None, "fp32"):
-        # A precision that is not told is taken for fp32, where TF32 counts.
+        # An unstated precision is taken as fp32, where TF32 applies.
         factors = (*factors, tf32)
     elif tf32 is not None:
-        yield False, f"TF32 does nothing for {claim.precision} products, {tf32:g}x is impossible"
+        yield False, f"TF32 does nothing for {claim.precision} products: {tf32:g}x is impossible"
     if total is None:
         return
     claimed = f"{total:g}x"
@@ -173,12 +173,12 @@ def _check_speedup(claim: Claim, hours: float | None) -> Outcomes:
         yield _outcome(f"the factors ({listed}) make {product:g}x", product, total, claimed)
     if claim.hours_before is not None and hours is not None:
         ratio = claim.hours_before / hours
-        said = f"{claim.hours_before:g} hours down to {hours:g} are {ratio:.2g}x"
-        yield _outcome(said, ratio, total, claimed)
+        text = f"{claim.hours_before:g} hours down to {hours:g} are {ratio:.2g}x"
+        yield _outcome(text, ratio, total, claimed)
     if claim.steps_per_s_before is not None and claim.steps_per_s is not None:
         ratio = claim.steps_per_s / claim.steps_per_s_before
-        said = f"{claim.steps_per_s_before:g} steps a second up to {claim.steps_per_s:g}"
-        yield _outcome(f"{said} are {ratio:.2g}x", ratio, total, claimed)
+        text = f"{claim.steps_per_s_before:g} steps a second up to {claim.steps_per_s:g}"
+        yield _outcome(f"{text} are {ratio:.2g}x", ratio, total, claimed)
 
 
 def _check_warmup(claim: Claim) -> Outcomes:
@@ -186,9 +186,9 @@ def _check_warmup(claim: Claim) -> Outcomes:
         return
     minimum = claim.warmup_steps_min or 0
     given = max(minimum, int(claim.warmup_ratio * claim.n_steps))
-    said = f"max({minimum}, int({claim.warmup_ratio:g} x {claim.n_steps})) gives {given} steps"
+    text = f"max({minimum}, int({claim.warmup_ratio:g} x {claim.n_steps})) gives {given} steps"
     holds = given == claim.n_warmup_steps
-    yield holds, said if holds else f"{said}, not {claim.n_warmup_steps}"
+    yield holds, text if holds else f"{text}, not {claim.n_warmup_steps}"
 
 
 def _check_speed(claim: Claim, hours: float | None, plan: TrainPlan) -> Outcomes:
@@ -199,27 +199,27 @@ def _check_speed(claim: Claim, hours: float | None, plan: TrainPlan) -> Outcomes
         return
     per_s = steps_per_s * claim.tokens_per_step
     flops_per_s = per_s * plan.flops_per_token_model
-    said = f"{per_s:,.0f} tokens a second need {flops_per_s / 1e12:.1f} TFLOP/s"
+    text = f"{per_s:,.0f} tokens a second need {flops_per_s / 1e12:.1f} TFLOP/s"
     peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
     if peak is not None:
         words = f"{percent(flops_per_s / peak, 0)} of {plan.hardware}'s peak"
-        words = f"{said} with this model and data, {words}"
+        words = f"{text} with this model and data, {words}"
         yield (True, words) if flops_per_s <= peak else (False, f"{words}: impossible")
         if flops_per_s > peak:
             return
     if plan.cost.step_hours is not None:
-        # A claim is of one card, and the plan's tokens are those of all.
+        # A claim is for one card, the plan's tokens are for all.
         predicted = plan.predicted_tokens / (plan.cost.step_hours * 3600) / plan.world_size
         ratio = per_s / predicted
         words = f"{per_s:,.0f} tokens a second are {ratio:.2g} times this plan's prediction"
         # The prior itself spans more than a factor of two.
-        yield (True, words) if 0.25 <= ratio <= 4 else (False, f"{words}: look again")
+        yield (True, words) if 0.25 <= ratio <= 4 else (False, f"{words}: check it again")
 
 
-def _outcome(said: str, computed: float, claimed: float, words: str) -> tuple[bool, str]:
-    # Of the larger one, so that it does not matter which of the two was claimed.
+def _outcome(text: str, computed: float, claimed: float, words: str) -> tuple[bool, str]:
+    # Relative to the larger one, so that it does not matter which of the two was claimed.
     holds = abs(computed - claimed) <= TOLERANCE * max(abs(claimed), abs(computed))
-    return holds, said if holds else f"{said}, not {words}"
+    return holds, text if holds else f"{text}, not {words}"
 
 
 def time_words(hours: float) -> str:

@@ -1,10 +1,10 @@
 """Convert seconds of a step into hours and hours into dollars, with a band.
 
-Without measurements on the same card, a step takes what ``plan/step_time.py`` predicts from what it
-computes and moves, and the band is the error of that model on published trainings. Without a known
-card there is no estimate, and without a price no dollars.
+Without measurements on the same card, ``plan/step_time.py`` predicts a step from its FLOPs and
+memory traffic, and the band is the error of that model on published runs. Without a known card
+there is no estimate, and without a price, no dollars.
 
-A calibration replaces all of that by measured seconds: steps, saves, evaluations, and one-time
+A calibration replaces all of that with measured seconds: steps, saves, evaluations, and one-time
 work. Its band is the quartiles of the steps, widened by 5 %.
 """
 
@@ -84,13 +84,13 @@ def count_evals(plan: TrainPlan) -> int:
 def count_saves(plan: TrainPlan, step_s: float) -> int:
     """Count saves by steps or by time, and the last one; each save restarts the clock."""
     by_time = math.floor(plan.save_every_minutes * 60 / step_s) + 1
-    # The end of each block is a save by steps; that of the rest is the last save.
-    n_blocks, rest = divmod(plan.n_steps, plan.save_steps)
-    return n_blocks * math.ceil(plan.save_steps / by_time) + math.ceil(rest / by_time)
+    # The end of each block is a save by steps; that of the remainder is the last save.
+    n_blocks, remainder = divmod(plan.n_steps, plan.save_steps)
+    return n_blocks * math.ceil(plan.save_steps / by_time) + math.ceil(remainder / by_time)
 
 
 def count_best_saves(plan: TrainPlan) -> int:
-    # Those at steps that are saved anyway, and the last, are in count_saves already.
+    # Those at steps that are saved anyway, and the last, are already in count_saves.
     evals = range(plan.eval_steps, plan.n_steps, plan.eval_steps)
     return sum(s % plan.save_steps != 0 for s in evals) if plan.load_best_model_at_end else 0
 
@@ -123,19 +123,19 @@ def plan_cost(
 
     Without a calibration, perfect scaling is assumed. The resulting ``price_usd_per_hour`` covers
     all cards, so wall time times price is the cost of the run. ``ignored`` says why an existing
-    calibration does not count.
+    calibration is not used.
     """
     hours, parts = _prior_cost(draft, plan, ignored)
     if calibration is not None:
         hours, measured = _calibrated_cost(calibration, plan)
-        # The prior's parts of a step, and its changes, stay beside what was measured.
+        # The prior's parts of a step, and its changes, stay alongside the measurements.
         parts |= measured
         if (step := parts.get("step")) is not None:
-            parts["reason"] += f"; by the model of a step, {bound_words(step)}"
+            parts["reason"] += f"; predicted to be {bound_words(step)}"
     mfu, step_hours = None, parts["step_hours"]
     peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
     if peak is not None and step_hours is not None:
-        # Of the steps alone, without saves, evaluations and start-up; of all cards, as the tokens.
+        # For the steps alone, without saves, evaluations or startup; over all cards, as the tokens.
         mfu = plan.model_flops / (step_hours * 3600 * (peak * plan.world_size))
     price = price_of_plan(draft.spec, plan.gpu)
     return CostPlan(
@@ -172,35 +172,35 @@ def step_work(draft: PlanDraft, plan: TrainPlan) -> StepWork:
 
 
 def _row_tokens(packing: PackingRecord, plan: TrainPlan) -> float:
-    """Return the tokens of a row, with the padding that the trainer does not cut off."""
+    """Return the tokens of a row, including the padding that the trainer does not trim."""
     train, lengths = packing.train, packing.histogram
     mean = train.n_tokens / train.n_sequences
     if packing.packing != "none":
         return mean + train.n_padding_tokens / train.n_sequences
     if plan.group_by_length:
         return mean
-    # The chance that all rows of a micro-batch are at most so long is the share of such documents,
-    # to the power of the rows.
+    # The probability that all rows of a micro-batch are at most this long is the share of such
+    # documents, to the power of the number of rows.
     longest = before = 0.0
     shares = (n / sum(lengths.counts) for n in accumulate(lengths.counts))
     for (start, end), share in zip(pairwise(lengths.edges), shares, strict=True):
         here = share**plan.batch_size
-        # The middle of a bin: of 100 to 199 tokens it is 149.5.
+        # The midpoint of a bin: for 100 to 199 tokens, 149.5.
         longest += (here - before) * min((start + end - 1) / 2, packing.sequence_length_tokens)
         before = here
     return max(mean, longest)
 
 
 def predict_hours(draft: PlanDraft, plan: TrainPlan) -> tuple[Band, StepSeconds | None, str]:
-    """Return hours, the step behind them, and what they rest on, or why there are none."""
+    """Return hours, the step behind them, and their basis, or why there are none."""
     speed = card_speed(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
     if isinstance(speed, str):
         return (None, None, None), None, speed
     plan, n_rows = _fit_step(plan)
     step = predict_step(step_work(draft, plan), speed)
-    # Epochs of rows, as the last step of each may hold fewer.
+    # By rows, because the last step of an epoch may have fewer.
     hours = step.total_s * plan.n_epochs * plan.n_sequences / n_rows / 3600
-    words = f"prior: a step of {step.total_s:.3g} s, from what it computes and moves"
+    words = f"prior: a step of {step.total_s:.3g} s, from its FLOPs and memory traffic"
     low, high = speed.band
     return (hours * low, hours, hours * high), step, f"{words}; {bound_words(step)}; {speed.basis}"
 
@@ -223,9 +223,9 @@ def _prior_cost(
     if step is None:
         words += "; calibrate: true measures its speed"
     else:
-        words += "; start-up, saves and evaluation not included, as nothing was measured"
+        words += "; startup, saves and evaluation not included, as nothing was measured"
         if plan.world_size > 1:
-            words += f"; {plan.world_size} cards, taken to share the work perfectly"
+            words += f"; {plan.world_size} cards, assumed to share the work perfectly"
         parts |= {
             "bound": bound_of(step),
             "step": step,
@@ -235,7 +235,7 @@ def _prior_cost(
 
 
 def _list_changes(draft: PlanDraft, plan: TrainPlan) -> Iterator[StepChange]:
-    """Yield what the same model predicts of twice the micro-batch and of each switch."""
+    """Yield the same model's predictions for twice the micro-batch and for each switch."""
     micro = plan.batch_size
     candidates: list[tuple[dict[Any, Any], int | None]] = []
     # Twice the rows in half as many micro-batches: the same global batch.
@@ -243,7 +243,7 @@ def _list_changes(draft: PlanDraft, plan: TrainPlan) -> Iterator[StepChange]:
         half = plan.gradient_accumulation_steps // 2
         twice = {Training.batch_size: 2 * micro, Training.gradient_accumulation_steps: half}
         candidates.append((twice, plan.next_micro_batch_peak_bytes))
-    # Checkpointing takes less memory than what the plan fits without it.
+    # Checkpointing takes less memory than the plan without it, which fits.
     again = plan.gradient_checkpointing
     peak = plan.without_checkpointing_peak_bytes if again else plan.predicted_peak_bytes
     candidates.append(({Training.gradient_checkpointing: not again}, peak))
@@ -267,11 +267,11 @@ def _calibrated_cost(measured: Calibration, plan: TrainPlan) -> tuple[Band, dict
     slow_s = max(measured.step_s_high, measured.step_s_mean)
     seconds = (measured.step_s_low, measured.step_s, slow_s)
     low, steps, high = (plan.n_steps * each / 3600 for each in seconds)
-    rest = saves + evals + startup
-    most = rest + count_best_saves(plan) * measured.save_s / 3600
+    others = saves + evals + startup
+    most = others + count_best_saves(plan) * measured.save_s / 3600
     hours = (
-        (min(low, steps) + rest) * (1 - CALIBRATED_BAND),
-        steps + rest,
+        (min(low, steps) + others) * (1 - CALIBRATED_BAND),
+        steps + others,
         (max(high, steps) + most) * (1 + CALIBRATED_BAND),
     )
     return hours, {
@@ -291,15 +291,15 @@ def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> st
     over = f"{measured.n_timed_steps} steps"
     if measured.n_timings != measured.n_timed_steps:
         # Full epochs if those are short; on a card, the steps between two log lines.
-        over = f"the means of {measured.n_timings} stretches of {over} in all"
+        over = f"the means of {measured.n_timings} intervals, {over} in all"
     best = count_best_saves(plan)
-    more = f"; up to {best} more saves, of the best so far, are in the high end" if best else ""
+    more = f"; the high end includes up to {best} more saves, of the best so far" if best else ""
     return (
         f"calibrated on {measured.hardware}: {plan.n_steps:,} steps of {measured.step_s:.4g} s"
         f" (quartiles {measured.step_s_low:.4g} to {measured.step_s_high:.4g} s over"
         f" {over}{some}), {n_saves} x {measured.save_s:.3g} s of saving,"
         f" {count_evals(plan)} x {measured.eval_s:.3g} s of evaluation, and"
-        f" {measured.startup_s:.3g} s that happen once; the band is {band} and"
+        f" {measured.startup_s:.3g} s of one-time work; the band is {band} plus"
         f" {percent(CALIBRATED_BAND, 0)}{more}"
     )
 
@@ -315,25 +315,25 @@ def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[Any, str, st
         if (budget := getattr(spec, key)) is None:
             continue
         if value is None or high is None:
-            lacks = "no price is configured for it"
+            lacks = "no price is configured for this hardware"
             if hours is None:
-                lacks = "the speed of this hardware is not known (calibrate: true measures it)"
+                lacks = "the speed of this hardware is unknown (calibrate: true measures it)"
             if not spec.may_drop_budgets:
                 raise ConfigError(
-                    f"training.{key} is set and nothing can be held against it: {lacks}; give what"
-                    f" is missing, or set {key} to null"
+                    f"training.{key} is set but cannot be checked: {lacks}; provide what is"
+                    f" missing, or set {key} to null"
                 )
-            words = "left out: the demo is on the CPU, where nothing can be held against it"
-        # The middle decides; a high end above the budget is only told.
+            words = "ignored: the demo runs on the CPU, where no budget can be checked"
+        # The middle decides; a high end above the budget is only reported.
         elif value > budget:
             raise ConfigError(
-                f"training.{key} is {budget:g} and the plan needs {show(value)}; raise"
+                f"training.{key} is {budget:g} but the plan needs {show(value)}; raise"
                 " it, or train fewer tokens"
             )
         else:
             words = f"the prediction is {show(value)}, at most {show(high)}"
             if high > budget:
-                words += ": within the budget in the middle, above it at the high end"
+                words += ": the middle is within the budget, the high end above it"
         yield setting, f"{budget:g}", words
 
 

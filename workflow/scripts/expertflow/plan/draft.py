@@ -1,4 +1,4 @@
-"""A plan in the making: its inputs, and what is chosen so far, each choice with its reason."""
+"""A plan in progress: its inputs, and the choices so far, each with its reason."""
 
 from typing import Any, TypeVar
 
@@ -23,9 +23,9 @@ GRADIENT_BYTES = 4
 
 
 class PlanDraft(Struct, kw_only=True):
-    """Inputs of a plan, its fields as chosen, and their reasons.
+    """Inputs of a plan, its chosen fields, and their reasons.
 
-    ``by_hand`` takes requests as they are, without predictions.
+    ``by_hand`` accepts requests as given, without predictions.
     """
 
     expert: str
@@ -46,7 +46,7 @@ class PlanDraft(Struct, kw_only=True):
         return value
 
     def note(self, setting: Any, shown: object, because: str) -> None:
-        """Replace the reason for a field's value, and what is shown as its value."""
+        """Replace the reason for a field's value, and the value shown."""
         name = name_of(setting)
         self.reasons[name] = Reason(setting=name, value=str(shown), because=because)
 

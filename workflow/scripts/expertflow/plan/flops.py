@@ -12,11 +12,11 @@
     backward, full       4 (P + H) + 8 A s
     backward, adapters   2 (P + H + D + T) + 4 R + 8 A s
 
-The head runs on supervised rows only, so H counts by their share. DoRA scales the output of the
-frozen weights; with dropout the adapter has inputs of its own, which pass through those weights a
+The head runs on supervised rows only, so H is scaled by their share. DoRA scales the output of the
+frozen weights; with dropout the adapter has its own inputs, which pass through those weights a
 second time. Gradient checkpointing recomputes the layers, which adds to hardware FLOPs (HFU), never
 to model FLOPs (MFU). It stops once it has what it needs, so a layer's last product is not repeated,
-unless DoRA without dropout scales it. The embedding lookup is 0. Left out, below 0.5 % together:
+unless DoRA without dropout scales it. The embedding lookup is 0. Not counted, below 0.5 % together:
 the norms of DoRA's weights, once per micro-batch, and the work saved in the lowest layer under an
 adapter. Checked in tests against torch's FlopCounterMode.
 """
@@ -25,7 +25,7 @@ from expertflow.core.records import Record
 from expertflow.plan.records import ModelFacts
 from expertflow.plan.settings import ALL_LINEAR, LoraSpec
 
-# Model types whose layers' names and shapes are known; of all others a gated MLP is assumed.
+# Model types whose layers' names and shapes are known; all others are assumed to have a gated MLP.
 KNOWN_TYPES = {
     "cohere", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral",
     "olmo2", "phi", "phi3", "qwen2", "qwen3", "smollm3", "starcoder2",
@@ -67,9 +67,9 @@ def count_trained_weights(facts: ModelFacts, lora: LoraSpec | None) -> int:
 
 
 def count_whole_weights(facts: ModelFacts, lora: LoraSpec) -> int:
-    """Return the weights of embedding and head that are trained in full beside an adapter."""
+    """Return the weights of embedding and head that are trained in full alongside an adapter."""
     n_matrices = len(set(lora.modules_to_save))
-    # Embedding and head are one matrix then.
+    # A tied embedding and head are one matrix.
     if facts.tie_word_embeddings:
         n_matrices = min(1, n_matrices)
     return n_matrices * facts.hidden_size * facts.vocab_size
@@ -83,12 +83,12 @@ def is_head_trained(lora: LoraSpec | None, *, tied: bool) -> bool:
 
 
 def flops_doubts(facts: ModelFacts, lora: LoraSpec | None) -> str:
-    """Return what the FLOPs count assumes about a model; empty where all is known."""
+    """Return what the FLOPs count assumes about a model; empty if nothing."""
     doubts = []
     if facts.model_type not in KNOWN_TYPES:
-        doubts.append(f"FLOPs are those of a gated MLP; model type {facts.model_type} is not known")
+        doubts.append(f"FLOPs assume a gated MLP; model type {facts.model_type} is unknown")
     if unknown := unknown_targets(facts, lora):
-        doubts.append(f"adapters of {', '.join(unknown)} are not in it: their shapes are not known")
+        doubts.append(f"adapters of {', '.join(unknown)} are not counted; their shapes are unknown")
     return "; ".join(doubts)
 
 
@@ -99,7 +99,7 @@ def unknown_targets(facts: ModelFacts, lora: LoraSpec | None) -> tuple[str, ...]
 
 
 def list_adapted_layers(facts: ModelFacts, lora: LoraSpec) -> tuple[str, ...]:
-    """Return the names of the layers with an adapter, all-linear spelled out where it is known."""
+    """Return the names of the layers with an adapter, with all-linear expanded where known."""
     if lora.targets == (ALL_LINEAR,) and facts.model_type in KNOWN_TYPES:
         return tuple(layer_shapes(facts))
     return lora.targets
@@ -120,7 +120,7 @@ def _adapted(facts: ModelFacts, lora: LoraSpec) -> list[tuple[int, int]]:
 
 
 def layer_shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
-    # (in, out) by name. The last is the layer's last product, which checkpointing leaves out.
+    # (in, out) by name. The last is the layer's last product, which checkpointing does not repeat.
     h, q, kv = facts.hidden_size, facts.n_heads * facts.head_dim, facts.n_kv_heads * facts.head_dim
     inner = facts.intermediate_size
     if names := FUSED_QKV.get(facts.model_type):
@@ -163,7 +163,7 @@ def flops_per_token(
         # The gradients of inputs and of weights: each takes as much as the forward pass.
         backward = 4 * (p + head) + 8 * attention
     else:
-        # Frozen weights have no gradient, only that of their inputs.
+        # Frozen weights need only the gradients of their inputs.
         backward = 2 * (p + head + twice) + 4 * r + 8 * attention
         if is_head_trained(lora, tied=facts.tie_word_embeddings):
             backward += 2 * head

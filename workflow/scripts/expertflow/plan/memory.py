@@ -1,9 +1,9 @@
 """Predict the peak memory of a step, and choose the micro-batch by it.
 
-The prediction is from a traced step, or else from the model's shape.
+The prediction comes from a traced step, or else from the model's shape.
 
     model       weights as stored: fp32 where trained, or bf16; half or NF4 where frozen
-    optimizer   persistent gradients like the weights, and two moments: 8 bytes, 4 of bf16 weights,
+    optimizer   persistent gradients like the weights, and two moments: 8 bytes, 4 for bf16 weights,
                 or 2 with 8-bit optimizers
     step        activations, gradients in flight, autocast copies, a chunk of the loss
     reserve     1 GiB and 8 % for the allocator and the CUDA context: a judgment, not calibrated
@@ -11,8 +11,8 @@ The prediction is from a traced step, or else from the model's shape.
 A trace counts the bytes of the real training step without data. The prior's figures per token,
 layer and unit of width come from tracing Qwen3-0.6B, the highest of 0.6B to 8B (docs/memory.md).
 Both are for uncompiled layers; no card has confirmed either yet. Processes that shard the model
-divide model and optimizer among them, but not the step. What each gathers for a moment (a layer,
-the embeddings) is not counted, but the whole model is, which each loads and checks before that.
+divide model and optimizer among them, but not the step. What each gathers temporarily (a layer, the
+embeddings) is not counted; the whole model, which each loads and checks first, is.
 
 The micro-batch is chosen by that, or else by the card's size. Checkpointed layers are computed
 twice, about 30 % more work under an adapter, so checkpointing stays off if a micro-batch that keeps
@@ -45,9 +45,9 @@ from expertflow.train.optimizers import state_bytes
 # Gated-MLP decoders, like those that the figures below were measured on.
 KNOWN_ARCHITECTURES = {"qwen2", "qwen3", "llama", "mistral"}
 LOSS_BYTES_PER_VOCAB = 10.5
-# Rows of a loss chunk: at least these, by whether the head is trained. On a card as many as have
-# logits in half precision of a share of its memory: each chunk reads the head twice, and the full
-# gradient of a trained one. The share is a judgment: 2,560 rows of Qwen3's logits on 80 GB.
+# Rows of a loss chunk: at least these, by whether the head is trained. On a card, as many as fit
+# their half-precision logits into a share of its memory: each chunk reads the head twice, and a
+# trained head's full gradient. The share is a judgment: 2,560 rows of Qwen3's logits on 80 GB.
 LOSS_CHUNK_ROWS = {True: 1024, False: 256}
 LOSS_CHUNK_FRACTION = 0.01
 RESERVE_BYTES, RESERVE_FRACTION = 1 << 30, 0.08
@@ -90,7 +90,7 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
     elif facts.model_type in KNOWN_ARCHITECTURES:
         frozen = _frozen_bytes(spec, facts, draft.n_params_total - n_trained, draft.precision)
         gradients = n_trained * WEIGHT_BYTES[spec.trained_dtype]
-        # Trained weights take as many bytes as their gradients, which are of their dtype.
+        # Trained weights take as many bytes as their gradients, which have the same dtype.
         model = frozen + gradients
         step_bytes = int(_prior_step_bytes(draft, n_tokens, checkpoint=checkpoint))
     else:
@@ -111,12 +111,12 @@ def predict_memory(draft: PlanDraft, micro_batch: int, *, checkpoint: bool) -> M
 
 
 def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> tuple[int, str]:
-    """Return the bytes that a card has to hold for any micro-batch, and of what they are."""
+    """Return the bytes that a card must hold for any micro-batch, and what they consist of."""
     n_trained = count_trained_weights(facts, spec.lora)
     n_frozen = 0 if spec.lora is None else count_weights(facts)
     weights = _frozen_bytes(spec, facts, n_frozen, "bf16")
     weights += n_trained * WEIGHT_BYTES[spec.trained_dtype]
-    # A gradient is of its weight's dtype.
+    # A gradient has its weight's dtype.
     each = WEIGHT_BYTES[spec.trained_dtype] + state_bytes(spec)
     whole, share = int(weights), int(weights + n_trained * each) // spec.n_shares
     # Each process loads the whole model before it is sharded.
@@ -126,14 +126,14 @@ def standing_bytes(spec: PlanSpec, facts: ModelFacts) -> tuple[int, str]:
 
 
 def _frozen_bytes(spec: PlanSpec, facts: ModelFacts, n_frozen: int, precision: Precision) -> float:
-    # Only the layers' linear maps are in 4 bits: not the embedding, the head and the norms.
+    # Only the layers' linear weights are in 4 bits: not the embedding, the head or the norms.
     n_nf4 = min(n_frozen, linear_weights(facts)) if spec.method == "qlora" else 0
     return n_nf4 * NF4_BYTES + (n_frozen - n_nf4) * WEIGHT_BYTES[precision]
 
 
 def suggest_others(training: Training) -> str:
-    """Return what helps where no setting of the method in force does."""
-    # fsdp cannot share out 4-bit weights.
+    """Return what helps where no setting of the current method does."""
+    # fsdp cannot shard 4-bit weights.
     may_quantize = training.method != "qlora" and training.parallel != "fsdp"
     return f"a larger card{', method qlora' if may_quantize else ''} or a smaller model"
 
@@ -141,13 +141,13 @@ def suggest_others(training: Training) -> str:
 def suggest_smaller(spec: PlanSpec, facts: ModelFacts, gpu: GpuFacts | None) -> str:
     """Return settings of full training whose weights and states fit a card, then other ways."""
     others = f"use {suggest_others(spec)}"
-    # fsdp cannot share out 8-bit moments.
+    # fsdp cannot shard 8-bit moments.
     optim = spec.optim if spec.parallel == "fsdp" else "adamw_8bit"
     lean = replace(spec, pure_bf16=True, optim=optim)
     (now, _), (then, _) = (standing_bytes(one, facts) for one in (spec, lean))
     room = USABLE_FRACTION * ((gpu and gpu.memory_total_bytes) or 0) - RESERVE_BYTES
     may_be_lean = spec.method == "full" and choose_precision(spec, gpu)[0] == "bf16"
-    # Only what saves memory, and enough of it to fit, is worth a suggestion.
+    # Suggest only what saves memory, and enough of it to fit.
     if not may_be_lean or then >= now or then > room:
         return others
     return f"set pure_bf16 to true and optim to {optim}, or {others}"
@@ -165,7 +165,7 @@ def is_predicted_to_fit(draft: PlanDraft, micro_batch: int, *, checkpoint: bool)
 
 
 def can_hold(total: int | None, peak: int | None) -> bool | None:
-    """Return whether a card's memory holds a peak, both in bytes; null where one is unknown."""
+    """Return whether a card's memory holds a peak, both in bytes; null if either is unknown."""
     return None if total is None or peak is None else peak <= USABLE_FRACTION * total
 
 
@@ -173,7 +173,7 @@ def peak_reason(draft: PlanDraft) -> str:
     trace, model_type = draft.trace, draft.facts.model_type
     if trace is not None and trace.lines:
         return (
-            "live bytes of the training's own step, traced without data, layers uncompiled;"
+            "live bytes of the actual training step, traced without data, layers uncompiled;"
             f" {RESERVE_BYTES / GIB:g} GiB and {percent(RESERVE_FRACTION, 0)} for allocator and"
             " context are a judgment"
         )
@@ -200,9 +200,9 @@ def _prior_step_bytes(draft: PlanDraft, n_tokens: int, *, checkpoint: bool) -> f
     figures = full if lora is None else DORA if lora.use_dora else ADAPTER
     layers = facts.n_layers * figures.kept
     if checkpoint:
-        # What all layers keep, and one layer computed again.
+        # What all layers keep, and one recomputed layer.
         layers = facts.n_layers * figures.checkpointed + figures.at_peak
-    # The figures are those of half precision.
+    # The figures are for half precision.
     wide = 2 if precision == "fp32" else 1
     activations = n_tokens * facts.hidden_size * wide * layers
     chunk = loss_chunk_rows(facts.vocab_size, draft.memory_total_bytes, trained=draft.trains_head)
@@ -230,7 +230,7 @@ def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
         value = spec.gradient_accumulation_steps
         reason = spec.cite_setting(Training.gradient_accumulation_steps)
     elif spec.batch_size is not None:
-        value, reason = 1, "the manifest sets the micro-batch and no accumulation"
+        value, reason = 1, "the manifest sets the micro-batch but no accumulation"
     else:
         most = max(1, WANTED_GLOBAL_BATCH // n_cards)
         if micro > most:
@@ -247,7 +247,7 @@ def choose_batch(draft: PlanDraft) -> tuple[int, int, bool]:
         value = max(1, round(WANTED_GLOBAL_BATCH / (micro * n_cards)))
         shared = f" x {n_cards}" if n_cards > 1 else ""
         reason = (
-            f"for a global batch of about {WANTED_GLOBAL_BATCH} rows: {micro} x {value}{shared} are"
+            f"for a global batch of about {WANTED_GLOBAL_BATCH} rows: {micro} x {value}{shared} ="
             f" {micro * value * n_cards}"
         )
     return micro, draft.choose(Training.gradient_accumulation_steps, value, reason), checkpoint
@@ -283,27 +283,27 @@ def _take_given(draft: PlanDraft, micro: int, *, checkpoint: bool) -> bool:
                 if (rows := next(fitting, None)) is None:
                     _refuse(draft, checkpoint=checkpoint)
                 raise HardwareError(
-                    f"training.batch_size {micro} needs {gib(peak)} and {draft.hardware} has"
+                    f"training.batch_size {micro} needs {gib(peak)} but {draft.hardware} has"
                     f" {total / GIB:.1f}; set it to auto, or to {rows} or less with"
-                    f" gradient_accumulation_steps {-(-micro // rows)} times as many"
+                    f" {-(-micro // rows)} times the gradient_accumulation_steps"
                 )
-            # A prediction within the card's memory is not certain enough to refuse what was asked.
-            reason = f"{reason}; it is predicted to fill the card to the brim"
+            # A prediction within the card's memory is not certain enough to reject the request.
+            reason = f"{reason}; it is predicted to fill the card completely"
     draft.choose(Training.batch_size, micro, reason)
     if checkpoint and spec.gradient_checkpointing is None:
-        # Only what divides it keeps the global batch.
+        # Only a divisor keeps the global batch.
         plain = [n for n in _fitting(draft, checkpoint=False) if micro % n == 0]
         if plain and plain[-1] * length >= BUSY_TOKENS:
             sparing = (
-                f"; batch_size {plain[-1]} with gradient_accumulation_steps"
-                f" {micro // plain[-1]} times as many fits without"
+                f"; batch_size {plain[-1]} with {micro // plain[-1]} times the"
+                " gradient_accumulation_steps fits without"
             )
     return _choose_checkpoint(draft, micro, checkpoint, sparing)
 
 
 def _micro_batch_by_tier(draft: PlanDraft) -> tuple[int, bool]:
     spec = draft.spec
-    # Decimal, as the thresholds are.
+    # Decimal, like the thresholds.
     size_gb = (draft.memory_total_bytes or 0) / 1e9
     tiers = {
         8: spec.gpu_memory_threshold_large_gb,
@@ -321,7 +321,7 @@ def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
     wanted, length = draft.spec.gradient_checkpointing, draft.packing.sequence_length_tokens
     plain = _fitting(draft, checkpoint=False) if wanted is not True else []
     again = _fitting(draft, checkpoint=True) if wanted is not False else []
-    # The fewest rows with that many tokens, or the most rows where none have.
+    # The fewest rows with that many tokens, or else the most rows.
     busy = min(n for n in ROWS if n == ROWS[-1] or n * length >= BUSY_TOKENS)
     if plain and (plain[-1] >= busy or not again or again[-1] <= plain[-1]):
         micro, checkpoint, why = plain[-1], False, "the most rows that fit without checkpointing"
@@ -336,7 +336,7 @@ def _micro_batch_by_memory(draft: PlanDraft) -> tuple[int, bool]:
     if checkpoint and plain and wanted is None:
         reason = (
             f"without it no more than {plain[-1] * length:,} tokens fit; below"
-            f" {BUSY_TOKENS:,} a card is taken to be idle in part (a judgment)"
+            f" {BUSY_TOKENS:,} a card is assumed to be partly idle (a judgment)"
         )
         return micro, draft.choose(Training.gradient_checkpointing, checkpoint, reason)
     return micro, _choose_checkpoint(draft, micro, checkpoint)
@@ -364,7 +364,7 @@ def _refuse(draft: PlanDraft, *, checkpoint: bool) -> NoReturn:
     if not checkpoint and _fits(draft, 1, checkpoint=True):
         ways = f"set gradient_checkpointing to auto, or {ways}"
     raise HardwareError(
-        f"one row of {draft.packing.sequence_length_tokens} tokens needs {needed:.1f} GiB and"
+        f"one row of {draft.packing.sequence_length_tokens} tokens needs {needed:.1f} GiB but"
         f" {draft.hardware} has less; {ways}"
     )
 
@@ -377,7 +377,7 @@ def _choose_checkpoint(draft: PlanDraft, micro: int, checkpoint: bool, more: str
         reason = "off by default on a CPU"
     elif can_hold(draft.memory_total_bytes, without) is None:
         switch = "on" if checkpoint else "off for the batch_size that is set"
-        reason = f"{switch}, as memory cannot be predicted"
+        reason = f"{switch}, since memory cannot be predicted"
     elif checkpoint:
         reason = f"needed to fit: predicted {(without or 0) / GIB:.1f} GiB without"
     else:

@@ -45,7 +45,7 @@ def _planned(draft: PlanDraft, plan: TrainPlan) -> HardwareOption:
         "calibrated" if cost.calibrated else "prior": True,
         "not predicted to fit": fits is False,
         _sharing(plan.world_size): plan.world_size > 1 and not cost.calibrated,
-        f"the {plan.precision} peak is not known": cost.predicted_hours is None,
+        f"the {plan.precision} peak is unknown": cost.predicted_hours is None,
         "no price is configured": cost.predicted_hours is not None
         and cost.price_usd_per_hour is None,
     }
@@ -77,7 +77,7 @@ def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> Ha
         may_share = n_gpus > 1 and is_shardable
         if parallel != draft.spec.parallel and not may_share:
             continue
-        # With its own reasons, or it would overwrite those of the plan.
+        # With its own reasons, or it would overwrite the plan's.
         other = replace(draft, spec=spec, gpu=gpu, chosen={}, reasons={})
         try:
             choose_parallel(spec)
@@ -87,7 +87,7 @@ def _option(draft: PlanDraft, plan: TrainPlan, gpu: GpuFacts, n_gpus: int) -> Ha
             continue
         return _lay_out(draft, other, plan, largest, checkpoint=checkpoint)
     priced = _priced((None, None, None), price_of(draft.spec, gpu, n_gpus))
-    # The first reason is that of the manifest's own way to divide the work.
+    # The first reason is for the manifest's own way to divide the work.
     return HardwareOption(name=gpu.name, n_gpus=n_gpus, fits=False, **priced, remark=reasons[0])
 
 
@@ -95,7 +95,7 @@ def _lay_out(
     draft: PlanDraft, other: PlanDraft, plan: TrainPlan, largest: int, *, checkpoint: bool
 ) -> HardwareOption:
     spec, rows, n_gpus = other.spec, plan.global_batch_sequences, other.spec.world_size
-    # Micro-batches of which a whole number makes the same global batch.
+    # Micro-batches that divide the global batch evenly.
     dividing = [m for m in range(1, largest + 1) if rows % (m * n_gpus) == 0]
     micro = max(dividing, default=max(1, min(largest, rows // n_gpus)))
     is_known = is_predicted_to_fit(other, micro, checkpoint=checkpoint) is not None
@@ -112,7 +112,7 @@ def _lay_out(
     )
     hours, step, unknown = predict_hours(other, there)
     price = price_of(spec, other.gpu, n_gpus)
-    # Only one of the two has the attention kernel that was traced.
+    # Only one of the two cards has the attention kernel that was traced.
     is_odd_trace = bool(other.trace and other.trace.lines) and (
         _has_kernel(plan.gpu) != _has_kernel(other.gpu)
     )
@@ -120,11 +120,11 @@ def _lay_out(
         "parallel fsdp": spec.parallel != draft.spec.parallel,
         "checkpointing": checkpoint,
         f"{rows} rows a step do not divide evenly": not dividing,
-        "its memory or the model's is not known": not is_known,
+        "its memory or the model's is unknown": not is_known,
         f"memory as traced for {plan.hardware}": is_odd_trace,
         unknown if step is None else bound_words(step): True,
         _sharing(n_gpus): n_gpus > 1,
-        "prior, unlike what is planned": plan.cost.calibrated,
+        "prior, unlike the plan": plan.cost.calibrated,
         "no price in prices.yaml": price.usd_per_hour is None,
     }
     return HardwareOption(
@@ -153,4 +153,4 @@ def _has_kernel(gpu: GpuFacts | None) -> bool:
 
 
 def _sharing(n_gpus: int) -> str:
-    return f"{n_gpus} cards taken to share perfectly"
+    return f"{n_gpus} cards assumed to share perfectly"

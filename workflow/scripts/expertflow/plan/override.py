@@ -1,7 +1,7 @@
 """Change settings of a resolved plan by hand, under their manifest names.
 
-The plan is resolved again by its own rules, and predictions for the old one are dropped. What a
-manifest may not ask for is rejected here too, and so are changes without effect.
+The plan is resolved again by the same rules, and predictions for the old one are dropped. Values
+that a manifest may not have are rejected here, too, and so are changes without effect.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from expertflow.plan.switches import check_settings
 from expertflow.tokens.records import PackingRecord
 
 LORA = {f"{name_of(Training.lora)}_{s.name}": s for s in list_settings(LoraSpec) if s.by_hand}
-# Settings given by hand: name to value.
+# Settings changed by hand: name to value.
 Changes = dict[str, Any]
 DEFAULT = Training()
 LENGTH = {setting.name for setting in list_settings(Training) if "length" in setting.affects}
@@ -29,10 +29,10 @@ QUOTING = {
     name_of(Training.gradient_accumulation_steps),
     name_of(Training.save_steps),
 }
-TAKEN_OVER = "taken over from the plan that was changed by hand"
+TAKEN_OVER = "kept from the plan that was changed by hand"
 BUDGETS = {name_of(Training.max_hours), name_of(Training.max_usd)}
-NOT_HELD = "not held: settings were changed by hand, so nothing is predicted"
-FOLLOWS = "follows from what was given by hand"
+NOT_HELD = "not enforced: settings were changed by hand, so nothing is predicted"
+FOLLOWS = "follows from the settings changed by hand"
 
 
 def flags() -> dict[str, SettingInfo]:
@@ -54,20 +54,20 @@ def override(
         spec=spec,
         packing=packing,
         facts=facts,
-        # A plan's total includes the adapter; a draft wants the base model's.
+        # A plan's total includes the adapter; a draft needs the base model's.
         n_params=plan.n_params_total - (plan.n_params_trainable if plan.lora is not None else 0),
         gpu=plan.gpu,
         by_hand=True,
     )
     new = resolve_settings(draft)
     for name, value in changes.items():
-        # The rules may overrule a request, as one thread does a number of workers.
+        # The rules may overrule a request: one thread ignores a number of workers.
         if name not in LORA and getattr(new, name) != value:
             why = draft.reasons.get(name, draft.reasons[name_of(TrainPlan.precision)]).because
             raise ConfigError(f"{_flag(name)} {value} has no effect: {why}")
     price, as_of = plan.cost.price_usd_per_hour, plan.cost.price_as_of
     unpredicted = "settings were changed by hand, so nothing is predicted"
-    why = f"{unpredicted} and no budget is held"
+    why = f"{unpredicted} and no budget is enforced"
     if new.world_size != plan.world_size:
         # It is unknown here whether the price was per card or for the machine.
         price, as_of = None, None
@@ -92,15 +92,15 @@ def _spec(plan: TrainPlan, changes: Changes) -> PlanSpec:
     # Values derived from the run's length, or from another setting, are derived again.
     by_length = (name_of(Training.save_steps), name_of(Training.eval_steps))
     asked |= {name: None for name in by_length if plan.origins.get(name) == "computed"}
-    # A plan has 0 where there are no workers, which no manifest may ask for.
+    # A plan has 0 where there are no workers; a manifest may not set it.
     ahead = plan.dataloader_prefetch_factor or DEFAULT.dataloader_prefetch_factor
     asked.update(
         attention=None if plan.attention == "packed" else plan.attention,
-        # The attention above says it: eager where this was false.
+        # Already in the attention above: eager where this was false.
         use_sdpa=True,
         dataloader_prefetch_factor=ahead,
     )
-    # A new length replaces the old one, which may stand in another setting.
+    # A new length replaces the old one, which may be in another setting.
     if not LENGTH.isdisjoint(changes):
         asked |= {name: getattr(DEFAULT, name) for name in LENGTH}
     asked |= {name: value for name, value in changes.items() if name not in LORA}
@@ -145,7 +145,7 @@ def _reasons(
             reason = replace(reason, because=TAKEN_OVER)
         reasons.append(reason)
     given = (
-        Reason(setting=n, value=str(changes[n]), because="given by hand", origin="command line")
+        Reason(setting=n, value=str(changes[n]), because="set by hand", origin="command line")
         for n in changes
     )
     return (*reasons, *sorted(given, key=lambda reason: reason.setting))

@@ -16,9 +16,9 @@ Attention = Literal["packed", "varlen", "sdpa", "flex", "eager"]
 # Where a setting's value comes from. An overlay is a demo block, or the configuration's file.
 Origin = Literal["manifest", "command line", "overlay", "default", "computed", "tuned"]
 ORIGIN_WORDS: dict[Origin, str] = {
-    "manifest": "of the manifest",
-    "command line": "of the command line",
-    "overlay": "of the demo block or config.yaml",
+    "manifest": "from the manifest",
+    "command line": "from the command line",
+    "overlay": "from the demo block or config.yaml",
     "default": "by default",
     "computed": "as computed",
     "tuned": "as tuned",
@@ -33,53 +33,55 @@ Figure = partial(Setting, affects=NOTHING)
 
 
 class Claim(Record, frozen=True, kw_only=True):
-    """What somebody claims a run takes, in the words of their log; null where nothing is claimed.
+    """Figures that somebody claims for a run, as in their log; null where nothing is claimed.
 
-    The manifest's schema follows from it, and so do the flags of ``check_claims.py``.
+    The manifest's schema and the flags of ``check_claims.py`` are generated from it.
     """
 
     text: Annotated[str, Figure("The claim in words.")]
     n_steps: Annotated[int | None, Figure("Optimizer steps.", ge=1)] = None
     n_documents: Annotated[int | None, Figure("Training examples.", ge=1)] = None
     n_epochs: Annotated[float | None, Figure("Passes over them.", gt=0)] = None
-    batch_size: Annotated[int | None, Figure("Examples a step.", ge=1)] = None
-    steps_per_s: Annotated[float | None, Figure("Steps a second.", gt=0)] = None
-    tokens_per_step: Annotated[float | None, Figure("Tokens of a step.", gt=0)] = None
+    batch_size: Annotated[int | None, Figure("Examples per step.", ge=1)] = None
+    steps_per_s: Annotated[float | None, Figure("Steps per second.", gt=0)] = None
+    tokens_per_step: Annotated[float | None, Figure("Tokens per step.", gt=0)] = None
     duration: Annotated[str | None, Figure('Time as the log prints it, in quotes: "46:47".')] = None
-    hours: Annotated[float | None, Figure("Hours that are claimed.", gt=0)] = None
-    usd_per_hour: Annotated[float | None, Figure("Price an hour.", ge=0)] = None
-    usd: Annotated[float | None, Figure("Dollars that are claimed.", ge=0)] = None
+    hours: Annotated[float | None, Figure("Hours claimed.", gt=0)] = None
+    usd_per_hour: Annotated[float | None, Figure("Price per hour.", ge=0)] = None
+    usd: Annotated[float | None, Figure("Dollars claimed.", ge=0)] = None
     parts_hours: Annotated[
-        tuple[float, ...], Figure("Parts that are said to make up the hours.", ge=0)
+        tuple[float, ...], Figure("Parts that should add up to the hours.", ge=0)
     ] = ()
     hardware: Annotated[
-        str | None, Figure("One card of this kind, as config/hardware/gpus.yaml calls it.")
+        str | None, Figure("One card of this kind, by its name in config/hardware/gpus.yaml.")
     ] = None
-    n_saves: Annotated[int | None, Figure("Saves of the run.", ge=1)] = None
-    n_saves_after: Annotated[int | None, Figure("Saves that would do.", ge=0)] = None
-    minutes_per_save: Annotated[float | None, Figure("Minutes of one.", gt=0)] = None
+    n_saves: Annotated[int | None, Figure("Saves in the run.", ge=1)] = None
+    n_saves_after: Annotated[int | None, Figure("Saves that would suffice.", ge=0)] = None
+    minutes_per_save: Annotated[float | None, Figure("Minutes per save.", gt=0)] = None
     gain_percent: Annotated[
-        float | None, Figure("Least that this is said to gain, percent of the hours.", ge=0)
+        float | None, Figure("Minimum gain claimed, in percent of the hours.", ge=0)
     ] = None
     gain_percent_max: Annotated[
-        float | None, Figure("Most of it, where a range is claimed.", ge=0)
+        float | None, Figure("Maximum gain, where a range is claimed.", ge=0)
     ] = None
     hours_before: Annotated[float | None, Figure("Hours before a change.", gt=0)] = None
-    steps_per_s_before: Annotated[float | None, Figure("Steps a second before a change.", gt=0)] = (
-        None
-    )
-    speedup: Annotated[float | None, Figure("Times the speed that all changes make.", gt=0)] = None
+    steps_per_s_before: Annotated[
+        float | None, Figure("Steps per second before a change.", gt=0)
+    ] = None
+    speedup: Annotated[float | None, Figure("Speedup factor of all changes together.", gt=0)] = None
     speedups: Annotated[
-        tuple[float, ...], Figure("Factors it is made of, but for TF32.", gt=0)
+        tuple[float, ...], Figure("Factors that make it up, except TF32.", gt=0)
     ] = ()
-    tf32_speedup: Annotated[float | None, Figure("That of TF32.", gt=0)] = None
-    precision: Annotated[Precision | None, Figure("Precision of the run; TF32 is for fp32.")] = None
-    n_warmup_steps: Annotated[int | None, Figure("Warm-up steps that are claimed.", ge=0)] = None
+    tf32_speedup: Annotated[float | None, Figure("Factor of TF32.", gt=0)] = None
+    precision: Annotated[
+        Precision | None, Figure("Precision of the run; TF32 applies to fp32.")
+    ] = None
+    n_warmup_steps: Annotated[int | None, Figure("Warm-up steps claimed.", ge=0)] = None
     warmup_ratio: Annotated[
         float | None,
         Figure("Their ratio, in max(warmup_steps_min, int(warmup_ratio x n_steps)).", ge=0),
     ] = None
-    warmup_steps_min: Annotated[int | None, Figure("Their minimum there.", ge=0)] = None
+    warmup_steps_min: Annotated[int | None, Figure("Their minimum in that formula.", ge=0)] = None
 
 
 class HardwareChoice(Record, frozen=True, kw_only=True):
@@ -114,9 +116,9 @@ class Calibration(Record, frozen=True, kw_only=True):
 
 
 class PaidSession(Record, frozen=True, kw_only=True):
-    """A stretch of time on a rented machine; times are seconds of the system's clock.
+    """A period on a rented machine; times are in seconds of the system clock.
 
-    ``machine`` is the hash that attempts of jobs there have, too.
+    ``machine`` is the hash that job attempts there also have.
     """
 
     start_s: float
@@ -126,7 +128,7 @@ class PaidSession(Record, frozen=True, kw_only=True):
 
 
 class Ledger(Record, frozen=True, kw_only=True):
-    """All that was paid for a run, here and on other machines, as the guard counts it."""
+    """Everything paid for a run, here and on other machines, as the guard counts it."""
 
     sessions: tuple[PaidSession, ...] = ()
 
@@ -145,7 +147,7 @@ class StepSeconds(Record, frozen=True, kw_only=True):
 
 
 class StepChange(Record, frozen=True, kw_only=True):
-    """A setting at another value, and the step that the same model predicts of it.
+    """A setting at another value, and the step time that the same model predicts for it.
 
     ``fits`` is null where the memory of that step was not predicted.
     """
@@ -162,8 +164,8 @@ class CostPlan(Record, frozen=True, kw_only=True):
     The four parts of the middle prediction add up to ``predicted_hours``; parts without a
     calibration are null. Dollars are for hours rounded up to ``billing_minutes``.
 
-    ``step`` is predicted from what a step computes and moves, ``bound`` is what most of it goes to,
-    and ``changes`` are what other settings would make of it; a calibration changes none of them.
+    ``step`` is predicted from the step's FLOPs and memory traffic, ``bound`` is what limits it, and
+    ``changes`` are the predictions with other settings; a calibration changes none of them.
     """
 
     price_usd_per_hour: float | None = None
@@ -226,12 +228,12 @@ class MemoryParts(Record, frozen=True, kw_only=True):
 
 
 class MemoryLine(Record, frozen=True, kw_only=True):
-    """Bytes of a step over the tokens of a micro-batch, for one way to run the layers.
+    """Bytes of a step as a function of micro-batch tokens, for one way to run the layers.
 
     ``step_bytes`` are activations, gradients in flight and the loss at the peak, at each of
-    ``n_tokens``, ascending; ``gradient_bytes`` those that persist. The slope falls only where the
-    loss begins to take more than one chunk; the points include full rows on both sides of that, so
-    linear interpolation never underestimates full rows.
+    ``n_tokens``, ascending; ``gradient_bytes`` are the gradients that persist. The slope falls only
+    where the loss begins to take more than one chunk; the points include full rows on both sides of
+    that, so linear interpolation never underestimates full rows.
     """
 
     checkpoint_activations: bool
@@ -266,7 +268,7 @@ class ModelFacts(Record, frozen=True, kw_only=True):
 
 
 class PlanSpec(Training, frozen=True, kw_only=True):
-    """The inputs of a plan; ``origins`` says where settings that are not defaults come from."""
+    """The inputs of a plan; ``origins`` records where non-default settings come from."""
 
     origins: dict[str, Origin] = field(default_factory=dict)
     hardware: str
@@ -278,17 +280,17 @@ class PlanSpec(Training, frozen=True, kw_only=True):
     system: str | None = None
     claims: tuple[Claim, ...] = ()
     compare: tuple[HardwareChoice, ...] = ()
-    # The demo is on the CPU whatever the manifest is for: a budget cannot be enforced there.
+    # The demo runs on the CPU whatever the manifest targets; a budget cannot be enforced there.
     may_drop_budgets: bool = False
 
     def cite_setting(self, setting: Any) -> str:
-        """Return a setting's name with its origin: ``save_steps of the manifest``."""
+        """Return a setting's name with its origin: ``save_steps from the manifest``."""
         name = name_of(setting)
         return f"{name} {ORIGIN_WORDS[self.origins.get(name, 'default')]}"
 
 
 class Reason(Record, frozen=True, kw_only=True):
-    """Why a setting has its value, and its value in the set-up that this expert replaces."""
+    """Why a setting has its value, and its value in the setup that this expert replaces."""
 
     setting: str
     value: str
@@ -300,13 +302,13 @@ class Reason(Record, frozen=True, kw_only=True):
 class TrainPlan(Training, frozen=True, kw_only=True):
     """A training run: the settings with every ``auto`` resolved, and what follows from them.
 
-    ``dataloader_prefetch_factor`` is 0 if every batch is made on demand. A run that is out of
-    memory continues with half of its micro-batch if ``may_halve_micro_batch``. Null means, for
+    ``dataloader_prefetch_factor`` is 0 if every batch is made on demand. A run that runs out of
+    memory continues with half its micro-batch if ``may_halve_micro_batch``. Null means, for
     ``max_loss``, twice the loss of guessing or of the first step, whichever is larger; for
     ``n_threads``, torch's default; for ``collection_interval_seconds``, the monitor's.
-    ``flops_per_token_*`` leave padding out; the hardware figure includes recomputation by
+    ``flops_per_token_*`` exclude padding; the hardware figure includes recomputation by
     checkpointing. ``next_micro_batch_peak_bytes`` is the predicted peak of twice the micro-batch,
-    ``without_checkpointing_peak_bytes`` that with all activations kept, if they are not.
+    ``without_checkpointing_peak_bytes`` that without checkpointing, if the plan checkpoints.
     """
 
     # Settings that are never null here.

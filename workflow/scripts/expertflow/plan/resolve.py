@@ -3,8 +3,8 @@
 A pure function of the manifest's settings, the packed rows, the model's shape and a *named* card:
 readings that change from minute to minute belong to the preflight of the training job.
 
-A manifest names the hand-run set-up it replaces in ``system``, as ``"B: repository model, RTX 2060
-6 GB"``. The values are those of its scripts and logs; what they do not state is left out.
+A manifest names the hand-run setup it replaces in ``system``, as ``"B: repository model, RTX 2060
+6 GB"``. The values are those of its scripts and logs; what they do not state is omitted.
 """
 
 import math
@@ -26,7 +26,7 @@ from expertflow.plan.settings import Training, TrainingSection
 from expertflow.plan.tuned import Tuning
 from expertflow.tokens.records import PackingRecord
 
-# What they had: A, four LoRA experts on an RTX 4090; B, a repository model on an RTX 2060; C, chain
+# The setups: A, four LoRA experts on an RTX 4090; B, a repository model on an RTX 2060; C, chain
 # of thought on an H100; D, 600k examples on an H100; E, 25 examples on an RTX 4090.
 SYSTEMS = "ABCDE"
 SOURCE_VALUES: dict[Any, tuple[str | None, ...]] = {
@@ -45,7 +45,7 @@ SOURCE_VALUES: dict[Any, tuple[str | None, ...]] = {
     Training.collection_interval_seconds: ("1 s", "5 s", None, None, None),
     Training.loader: (*[None] * 4, "a loop that waited for its data 83% of each batch"),
 }
-# Evaluations of a run whose manifest leaves eval_steps open, and the most they may take together.
+# Evaluations of a run whose manifest leaves eval_steps open, and their maximum share of its FLOPs.
 N_EVALS, MAX_EVAL_SHARE = 10, 0.03
 
 
@@ -53,7 +53,7 @@ def plan_training(
     draft: PlanDraft, *, calibration: Calibration | None = None, tuning: Tuning | None = None
 ) -> TrainPlan:
     """Resolve a run; raise ConfigError for contradictions, HardwareError if no row fits."""
-    # A copy, as a caller may plan the same draft again.
+    # A copy, since a caller may plan the same draft again.
     draft, spec = replace(draft, chosen={}, reasons={}), draft.spec
     plan, adopted = resolve_settings(draft), None
     if tuning is not None:
@@ -71,7 +71,7 @@ def plan_training(
                 resolve_settings(again), may_halve_micro_batch=plan.may_halve_micro_batch
             )
             draft.reasons = again.reasons
-            because = "counts where the manifest leaves a setting open"
+            because = "applies where the manifest leaves a setting open"
             draft.note(Training.tuned, spec.tuned, because)
     key = tuned.calibration_key(plan, draft.facts.model_type)
     measured, ignored = tuned.match_calibration(calibration, key)
@@ -95,7 +95,7 @@ def plan_training(
 
 
 def source_values(system: str | None, *, n_steps: int) -> dict[str, str]:
-    """Return the values of the set-up that ``system`` names, by setting; none if unknown.
+    """Return the values of the setup that ``system`` names, by setting; none if unknown.
 
     >>> source_values("B: repository model", n_steps=66)["n_warmup_steps"]
     '10 = max(10, int(0.1 x 66))'
@@ -115,7 +115,7 @@ def source_values(system: str | None, *, n_steps: int) -> dict[str, str]:
 
 
 def resolve_settings(draft: PlanDraft) -> TrainPlan:
-    """Replace every ``auto`` in place, and add what follows from the settings."""
+    """Resolve every ``auto``, and add what follows from the settings."""
     spec, packing, gpu, choose = draft.spec, draft.packing, draft.gpu, draft.choose
     train, place = packing.train, f"training.{name_of(Training.parallel)}"
     if draft.by_hand:
@@ -125,7 +125,7 @@ def resolve_settings(draft: PlanDraft) -> TrainPlan:
     )
     micro, accumulation, checkpoint = choose_batch(draft)
     global_batch = micro * accumulation * spec.world_size
-    # Rounded up: the last step of an epoch may hold fewer rows.
+    # Rounded up: the last step of an epoch may have fewer rows.
     per_epoch = -(-train.n_sequences // global_batch)
     n_tokens = train.n_tokens
     steps = choose(
@@ -179,20 +179,20 @@ def resolve_settings(draft: PlanDraft) -> TrainPlan:
 def _choose_eval_steps(
     draft: PlanDraft, n_steps: int, *, n_tokens: int, checkpoint: bool
 ) -> tuple[int, str]:
-    """Spread about ten evaluations over a run, fewer where they would take too much of it."""
+    """Spread about ten evaluations over a run, fewer where they would take too long."""
     if draft.spec.eval_steps is not None:
         return draft.spec.eval_steps, draft.spec.cite_setting(Training.eval_steps)
     flops = draft.flops(checkpoint=checkpoint)
     share = flops.forward * draft.packing.held_out.n_tokens / (flops.hardware * n_tokens)
-    told = f"an evaluation takes {percent(share, 2)} of the steps' FLOPs"
-    # The one before the first step takes as long.
+    each = f"an evaluation takes {percent(share, 2)} of the steps' FLOPs"
+    # The one before the first step counts, too.
     n_evals = min(N_EVALS, int(MAX_EVAL_SHARE / share) - 1) if share else N_EVALS
     if n_evals < 2:
         most = percent(MAX_EVAL_SHARE, 0)
-        return n_steps, f"at the end: {told}, and more would take above {most}"
-    # On tiny data, still not after every step.
+        return n_steps, f"at the end: {each}, and more would exceed {most}"
+    # Even on tiny data, not after every step.
     steps = min(n_steps, max(2, math.ceil(n_steps / n_evals)))
-    return steps, f"{math.ceil(n_steps / steps)} in the run, at most {N_EVALS}: {told}"
+    return steps, f"{math.ceil(n_steps / steps)} in the run, at most {N_EVALS}: {each}"
 
 
 def _predict(draft: PlanDraft, micro: int, *, checkpoint: bool) -> dict[str, Any]:
@@ -223,10 +223,10 @@ def _note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
     draft.note(TrainPlan.global_batch_sequences, rows, _batch_reason(draft.packing, plan))
     draft.note(Training.save_steps, plan.save_steps, _save_reason(spec, plan))
     left = {
-        Training.n_threads: "decided on the machine that trains, which a plan does not look at:"
-        " its physical cores, or the fewer that --cores grants",
-        Training.collection_interval_seconds: "the monitor's own: 1 s, or less where an epoch would"
-        " get fewer than 20 samples",
+        Training.n_threads: "decided on the training machine, which a plan does not inspect:"
+        " its physical cores, or --cores if fewer",
+        Training.collection_interval_seconds: "the monitor's default: 1 s, or less where an epoch"
+        " would get fewer than 20 samples",
     }
     for setting, because in left.items():
         asked, value = (getattr(made, name_of(setting)) for made in (spec, plan))
@@ -234,52 +234,52 @@ def _note_rest(draft: PlanDraft, spec: PlanSpec, plan: TrainPlan) -> None:
 
 
 def _batch_reason(packing: PackingRecord, plan: TrainPlan) -> str:
-    """Return what a step holds, in documents, and what it held where rows were documents."""
+    """Return the documents of a step, and what its rows mean to a recipe for unpacked data."""
     train, n_rows = packing.train, plan.global_batch_sequences
     per_row = train.n_documents / train.n_sequences
     because = f"about {min(n_rows, train.n_sequences) * per_row:,.0f} documents a step"
     if train.n_documents > train.n_sequences:
         because += f"; {_translate_recipe(train.n_documents, per_row, plan)}"
     if train.n_sequences < n_rows:
-        because += f"; the data are {train.n_sequences:,} rows, so every step sees all of them"
+        because += f"; the data has {train.n_sequences:,} rows, so every step sees all of them"
     return because
 
 
 def _translate_recipe(n_documents: int, per_row: float, plan: TrainPlan) -> str:
-    """Return the steps of this batch where a row was one example, and the batch that keeps them."""
+    """Return this batch's steps at one example per row, and a batch that keeps the examples."""
     n_rows, cards = plan.global_batch_sequences, plan.world_size
     n_before = math.ceil(n_documents / n_rows * plan.n_epochs)
     per_card = max(1, round(n_rows / cards / per_row))
     # The largest micro-batch that fits and divides a card's rows.
     micro = max(n for n in range(1, plan.batch_size + 1) if per_card % n == 0)
     n_kept = per_card * cards * per_row
-    told = (
+    recipe = (
         f"a recipe for unpacked data has {n_rows:,} a step, so {n_before:,} steps, here"
         f" {plan.n_steps:,} at the same {name_of(Training.learning_rate)} {plan.learning_rate:g}"
     )
     if n_kept > 2 * n_rows:
-        return f"{told}; {name_of(TrainingSection.packing)} none keeps its examples a step"
+        return f"{recipe}; {name_of(TrainingSection.packing)} none keeps its examples per step"
     return (
-        f"{told}; {name_of(Training.batch_size)} {micro} with"
+        f"{recipe}; {name_of(Training.batch_size)} {micro} with"
         f" {name_of(Training.gradient_accumulation_steps)} {per_card // micro} keeps about"
         f" {n_kept:,.0f} a step and {math.ceil(n_documents / n_kept * plan.n_epochs):,} steps"
     )
 
 
 def _length_reason(packing: PackingRecord) -> str:
-    length, told = packing.sequence_length_tokens, [packing.length_reason]
+    length, reasons = packing.sequence_length_tokens, [packing.length_reason]
     others = sorted(packing.choices, key=lambda choice: choice.sequence_length_tokens)
-    # The length chosen, between its next neighbors.
+    # The chosen length, between its nearest neighbors.
     shorter = [c for c in others if c.sequence_length_tokens < length][-1:]
     longer = [c for c in others if c.sequence_length_tokens > length][:1]
     same = [c for c in others if c.sequence_length_tokens == length]
     for choice in (*shorter, *same, *longer):
         n_over, cut = choice.n_over_long_documents, "no document is longer"
         if n_over:
-            cut = f"{n_over:,} documents are longer, {choice.n_over_long_tokens:,} tokens in them"
+            cut = f"{n_over:,} documents are longer, by {choice.n_over_long_tokens:,} tokens"
         rows = f"rows {percent(choice.fill_fraction)} full"
-        told.append(f"{choice.sequence_length_tokens}: {cut}, {rows}")
-    return "; ".join(filter(None, told))
+        reasons.append(f"{choice.sequence_length_tokens}: {cut}, {rows}")
+    return "; ".join(filter(None, reasons))
 
 
 def _save_reason(spec: PlanSpec, plan: TrainPlan) -> str:

@@ -17,7 +17,7 @@ from expertflow.core.settings import (
 )
 from expertflow.train.optimizers import OPTIMIZERS, SCHEDULES
 
-# A type checker takes no computed Literal; at run time the names are checked by it.
+# Type checkers reject a computed Literal; at run time it checks the names.
 if TYPE_CHECKING:
     Optim = str
     Schedule = str
@@ -37,9 +37,9 @@ Masked = Literal["varlen", "sdpa", "flex", "eager"]
 Whole = Literal["embed_tokens", "lm_head"]
 
 
-# Every linear layer except the head, whatever a family calls them; the name is peft's.
+# Every linear layer except the head, whatever the model family calls them; the name is peft's.
 ALL_LINEAR = "all-linear"
-# What peft calls the one adapter of a model.
+# peft's name for a model's only adapter.
 ADAPTER = "default"
 
 
@@ -59,8 +59,8 @@ class LoraSpec(Record, frozen=True, kw_only=True):
     modules_to_save: Annotated[
         tuple[Whole, ...],
         Setting(
-            "embed_tokens, lm_head: trained in full beside the adapter, in fp32; tied ones stay "
-            "one.",
+            "embed_tokens, lm_head: trained in full alongside the adapter, in fp32; tied ones stay "
+            "tied.",
             BOTH,
             by_hand=False,
         ),
@@ -68,20 +68,20 @@ class LoraSpec(Record, frozen=True, kw_only=True):
     init_from: Annotated[
         str | None,
         Setting(
-            "Folder of an adapter to continue from, of the same model and settings.",
+            "Folder of an adapter to continue from, with the same model and settings.",
             WEIGHTS,
             min_length=1,
             by_hand=False,
         ),
     ] = None
-    # What is in that folder.
+    # Of that folder's contents.
     init_sha256: str | None = None
     use_dora: Annotated[bool, Setting("Weight-decomposed adapters (DoRA).", BOTH)] = False
     use_rslora: Annotated[bool, Setting("Scale alpha / sqrt(r) instead.", BOTH)] = False
 
 
 class Training(Record, frozen=True, kw_only=True):
-    """Settings that ``plan_training`` resolves: null is ``auto``, or not requested."""
+    """Settings that ``plan_training`` resolves: null means ``auto``, or not requested."""
 
     method: Annotated[Method, Setting("What is trained.", BOTH)] = "lora"
     lora: Annotated[LoraSpec | None, Setting("Adapter, for lora and qlora.", BOTH)] = LoraSpec()
@@ -97,16 +97,16 @@ class Training(Record, frozen=True, kw_only=True):
     ] = True
     num_train_epochs: Annotated[float, Reported("Passes over the rows.", LENGTH, gt=0)] = 1.0
     max_steps: Annotated[
-        int | None, Setting("Optimizer steps; set, it replaces the epochs.", LENGTH, ge=1)
+        int | None, Setting("Optimizer steps; if set, replaces the epochs.", LENGTH, ge=1)
     ] = None
     target_tokens: Annotated[
-        int | None, Setting("Tokens to train on; set, it replaces the epochs.", LENGTH, ge=1)
+        int | None, Setting("Tokens to train on; if set, replaces the epochs.", LENGTH, ge=1)
     ] = None
     min_epochs: Annotated[
-        float | None, Setting("Lower bound of epochs that follow from target_tokens.", LENGTH, gt=0)
+        float | None, Setting("Lower bound on the epochs that target_tokens take.", LENGTH, gt=0)
     ] = None
     max_epochs: Annotated[
-        float | None, Setting("Upper bound of epochs that follow from target_tokens.", LENGTH, gt=0)
+        float | None, Setting("Upper bound on the epochs that target_tokens take.", LENGTH, gt=0)
     ] = None
     learning_rate: Annotated[
         float, Reported("Peak learning rate.", WEIGHTS, gt=0, neutral=1e-5)
@@ -128,10 +128,10 @@ class Training(Record, frozen=True, kw_only=True):
         float, Setting("Share of all steps, 0-1.", SCHEDULE, ge=0, lt=1, neutral=0.0)
     ] = 0.1
     warmup_steps_min: Annotated[
-        int, Setting("Wanted lower bound of warm-up steps.", SCHEDULE, ge=0, neutral=0)
+        int, Setting("Desired lower bound on warm-up steps.", SCHEDULE, ge=0, neutral=0)
     ] = 10
     warmup_steps_max: Annotated[
-        int, Setting("Upper bound of warm-up steps.", SCHEDULE, ge=0, neutral=0)
+        int, Setting("Upper bound on warm-up steps.", SCHEDULE, ge=0, neutral=0)
     ] = 1000
     override_min_warmup: Annotated[
         bool, Setting("Let the ratio win over warmup_steps_min in short runs.", SCHEDULE)
@@ -146,7 +146,7 @@ class Training(Record, frozen=True, kw_only=True):
         float, Setting("Added to the root of the second moment.", WEIGHTS, gt=0)
     ] = 1e-8
     optim: Annotated[
-        Optim, Reported("Optimizer; adamw_8bit has moments in 8 bits and needs bitsandbytes.", BOTH)
+        Optim, Reported("Optimizer; adamw_8bit has 8-bit moments and needs bitsandbytes.", BOTH)
     ] = "adamw_torch_fused"
     label_smoothing_factor: Annotated[
         float,
@@ -155,14 +155,14 @@ class Training(Record, frozen=True, kw_only=True):
     max_loss: Annotated[
         float | None,
         Setting(
-            "Training loss in nats a token above which the run is stopped as exploded; auto: "
-            "twice what guessing gives, or twice the first step's.",
+            "Training loss in nats per token above which the run is stopped as diverged; auto: "
+            "twice the loss of guessing, or of the first step.",
             WEIGHTS,
             gt=0,
             auto=True,
         ),
     ] = None
-    bf16: Annotated[bool, Reported("bfloat16 autocast on cards that have it.", BOTH)] = True
+    bf16: Annotated[bool, Reported("bfloat16 autocast on cards that support it.", BOTH)] = True
     pure_bf16: Annotated[
         bool,
         Reported(
@@ -172,16 +172,18 @@ class Training(Record, frozen=True, kw_only=True):
         ),
     ] = False
     fp16: Annotated[bool, Reported("float16 autocast with a scaler; excludes bf16.", BOTH)] = False
-    use_tf32: Annotated[bool, Setting("TF32 matrix products on cards that have it.", BOTH)] = True
+    use_tf32: Annotated[bool, Setting("TF32 matrix products on cards that support it.", BOTH)] = (
+        True
+    )
     use_sdpa: Annotated[
-        bool, Setting("torch attention kernels; false is attention eager.", BOTH, by_hand=False)
+        bool, Setting("torch attention kernels; false means attention eager.", BOTH, by_hand=False)
     ] = True
     attention: Annotated[
         Masked | None,
         Reported(
-            "auto: the kernel for documents of any length where the card has it, else a call "
-            "a document. varlen insists on that kernel; sdpa, flex and eager mask whole rows, to "
-            "compare with.",
+            "auto: the variable-length kernel where the card supports it, else one call per "
+            "document. varlen requires that kernel; sdpa, flex and eager mask full rows, for "
+            "comparison.",
             BOTH,
             auto=True,
         ),
@@ -193,12 +195,12 @@ class Training(Record, frozen=True, kw_only=True):
         CompileMode,
         Setting(
             "reduce-overhead launches a layer's kernels as one: faster small models, more "
-            "memory. It has not run on a card.",
+            "memory. Not yet run on a card.",
             BOTH,
         ),
     ] = "default"
     deterministic: Annotated[
-        bool, Setting("GPU kernels with the same bits every time, as on a CPU; slower.", BOTH)
+        bool, Setting("Bitwise reproducible GPU kernels, as on a CPU; slower.", BOTH)
     ] = False
     gradient_checkpointing: Annotated[
         bool | None, Reported("Recompute layers in the backward pass.", BOTH, auto=True)
@@ -206,20 +208,20 @@ class Training(Record, frozen=True, kw_only=True):
     loader: Annotated[
         Loader | None,
         Setting(
-            "What brings the same batches to the trainer; auto: one thread, or with packing none "
-            "and dataloader_num_workers the workers.",
+            "How to load batches, the same either way; auto: one thread, or with packing none and "
+            "dataloader_num_workers, workers.",
             SPEED,
             auto=True,
         ),
     ] = None
     dataloader_num_workers: Annotated[
-        int, Setting("Worker processes where the loader is workers.", SPEED, ge=0)
+        int, Setting("Worker processes if the loader is workers.", SPEED, ge=0)
     ] = 0
     dataloader_prefetch_factor: Annotated[
-        int, Setting("Micro-batches made ahead, by the thread or by each worker.", SPEED, ge=1)
+        int, Setting("Micro-batches to prefetch, by the thread or by each worker.", SPEED, ge=1)
     ] = 4
     dataloader_persistent_workers: Annotated[
-        bool, Setting("Keep worker processes from one epoch to the next.", SPEED)
+        bool, Setting("Keep worker processes between epochs.", SPEED)
     ] = False
     save_steps: Annotated[
         int | None, Reported("Steps between checkpoints; null saves by time only.", LOG, ge=1)
@@ -232,12 +234,12 @@ class Training(Record, frozen=True, kw_only=True):
     ] = 2
     load_best_model_at_end: Annotated[
         bool,
-        Reported("Publish the weights of the lowest held-out loss, saved as it falls.", WEIGHTS),
+        Reported("Publish the weights with the lowest held-out loss, saved as it falls.", WEIGHTS),
     ] = False
     eval_steps: Annotated[
         int | None,
         Reported(
-            "Steps between evaluations; null: about ten a run, in at most 3% of its time.",
+            "Steps between evaluations; null: about ten per run, in at most 3% of its time.",
             WEIGHTS,
             ge=1,
         ),
@@ -252,17 +254,17 @@ class Training(Record, frozen=True, kw_only=True):
         ),
     ] = None
     min_delta: Annotated[
-        float, Setting("What counts as lower for patience, in nats a token.", WEIGHTS, ge=0)
+        float, Setting("Least drop that counts for patience, in nats per token.", WEIGHTS, ge=0)
     ] = 0.0
     logging_steps: Annotated[int, Reported("Steps between log lines.", LOG, ge=1, neutral=1)] = 10
     report_to: Annotated[
         Tracker, Setting("Where loss, rate and speed go besides steps.jsonl.", NOTHING)
     ] = "none"
     world_size: Annotated[
-        int, Reported("Processes that train together, one for each GPU.", PROCESSES, ge=1)
+        int, Reported("Processes that train together, one per GPU.", PROCESSES, ge=1)
     ] = 1
     parallel: Annotated[
-        Parallel, Setting("Each process holds the whole model (ddp) or a share (fsdp).", PROCESSES)
+        Parallel, Setting("Each process holds the whole model (ddp) or a shard (fsdp).", PROCESSES)
     ] = "ddp"
     n_threads: Annotated[
         int | None, Setting("CPU threads; results on a CPU depend on it.", BOTH, ge=1, auto=True)
@@ -273,7 +275,7 @@ class Training(Record, frozen=True, kw_only=True):
     profile_steps: Annotated[
         int,
         Setting(
-            "Steps to profile after the first ones; trace and longest kernels go beside the "
+            "Steps to profile after the first ones; trace and longest kernels go next to the "
             "report. 0: none.",
             NOTHING,
             ge=0,
@@ -293,19 +295,19 @@ class Training(Record, frozen=True, kw_only=True):
         bool, Setting("Keep every step in steps.jsonl, not one line per logging interval.", LOG)
     ] = True
     gpu_memory_threshold_small_gb: Annotated[
-        float, Setting("GB for micro-batch 2, where nothing is predicted.", SPEED, by_hand=False)
+        float, Setting("GB for micro-batch 2, without a prediction.", SPEED, by_hand=False)
     ] = 3.0
     gpu_memory_threshold_medium_gb: Annotated[
-        float, Setting("GB for micro-batch 4, where nothing is predicted.", SPEED, by_hand=False)
+        float, Setting("GB for micro-batch 4, without a prediction.", SPEED, by_hand=False)
     ] = 5.5
     gpu_memory_threshold_large_gb: Annotated[
-        float, Setting("GB for micro-batch 8, where nothing is predicted.", SPEED, by_hand=False)
+        float, Setting("GB for micro-batch 8, without a prediction.", SPEED, by_hand=False)
     ] = 11.0
     max_usd: Annotated[
-        float | None, Setting("Budget; a plan above it is refused.", NOTHING, gt=0, by_hand=False)
+        float | None, Setting("Budget; a plan above it is rejected.", NOTHING, gt=0, by_hand=False)
     ] = None
     max_hours: Annotated[
-        float | None, Setting("Budget; a plan above it is refused.", NOTHING, gt=0, by_hand=False)
+        float | None, Setting("Budget; a plan above it is rejected.", NOTHING, gt=0, by_hand=False)
     ] = None
     seed: Annotated[
         int, Reported("Seed of weights, order and dropout.", WEIGHTS, ge=0, neutral=0)
@@ -317,7 +319,7 @@ class Training(Record, frozen=True, kw_only=True):
 
     @property
     def n_shares(self) -> int:
-        """The number of processes that divide the model."""
+        """The number of processes that shard the model."""
         return self.world_size if self.parallel == "fsdp" else 1
 
 
@@ -334,14 +336,15 @@ class TrainingSection(Training, frozen=True, kw_only=True):
         ),
     ] = None
     packing: Annotated[
-        Packing, Setting("Best-fit-decreasing, concatenate and cut, or one document a row.", BOTH)
+        Packing, Setting("Best-fit-decreasing, concatenate and cut, or one document per row.", BOTH)
     ] = "bfd"
     overflow: Annotated[
-        Overflow, Setting("What happens to documents longer than a row, unless concat.", WEIGHTS)
+        Overflow,
+        Setting("What to do with documents longer than a row, except with concat.", WEIGHTS),
     ] = "split"
     pretokenized_cache: Annotated[
         str | None,
-        Setting("Of older manifests, not used: rows are kept in results/{expert}/packed.", NOTHING),
+        Setting("From older manifests, unused: rows are kept in results/{expert}/packed.", NOTHING),
     ] = None
     n_nodes: Annotated[
         int, Setting("Machines that share the processes; two or more need Slurm.", PROCESSES, ge=1)

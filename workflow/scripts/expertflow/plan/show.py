@@ -20,11 +20,11 @@ def plan_text(plan: TrainPlan) -> str:
     sections = {
         "plan": _head(plan),
         "settings": _settings(plan.reasons),
-        "settings taken as they are": _taken(plan),
+        "settings used as given": _taken(plan),
         "memory": _memory(plan),
         "cost": _cost(plan.cost),
         "a step": _step(plan.cost),
-        "other hardware, the same work": options_table(plan).splitlines(),
+        "the same work on other hardware": options_table(plan).splitlines(),
         "claims": _claims(plan.claims),
     }
     texts = {title: textwrap.indent("\n".join(lines), "  ") for title, lines in sections.items()}
@@ -56,7 +56,7 @@ def _settings(reasons: tuple[Reason, ...]) -> Iterator[str]:
     for reason in reasons:
         words = f"{reason.value}: {reason.because}"
         if reason.source_value is not None and reason.source_value != reason.value:
-            words += f" (the set-up it replaces: {reason.source_value})"
+            words += f" (the setup it replaces: {reason.source_value})"
         yield _fill(words, reason.setting.ljust(wide), wide)
 
 
@@ -71,7 +71,7 @@ def _taken(plan: TrainPlan) -> Iterator[str]:
             text = "null" if value is None else str(value)
             if isinstance(value, LoraSpec):
                 text = f"r {value.r} alpha {value.alpha} on {' '.join(value.targets)}"
-                text += "".join(f", {name} whole" for name in value.modules_to_save)
+                text += "".join(f", {name} in full" for name in value.modules_to_save)
                 text += f" from {value.init_from}" if value.init_from else ""
             found.setdefault(origin, []).append(f"{name} {text}")
     for place, named in found.items():
@@ -104,7 +104,7 @@ def _cost(cost: CostPlan) -> Iterator[str]:
         yield "dollars  unknown: no price is configured for this hardware"
     else:
         usd = _band(usd_words, cost.predicted_usd, cost.predicted_usd_low, cost.predicted_usd_high)
-        rate = f"at {usd_words(price)} an hour, as of {cost.price_as_of or 'no date'}"
+        rate = f"at {usd_words(price)} an hour, as of {cost.price_as_of or 'an unknown date'}"
         yield f"dollars  {'unknown,' if cost.predicted_usd is None else usd} {rate}"
     if cost.mfu_fraction is not None:
         yield f"MFU      {percent(cost.mfu_fraction)} in the middle prediction"
@@ -112,7 +112,7 @@ def _cost(cost: CostPlan) -> Iterator[str]:
         "steps": cost.step_hours,
         "saves": cost.save_hours,
         "evaluations": cost.eval_hours,
-        "once": cost.startup_hours,
+        "one-time work": cost.startup_hours,
     }
     known = [f"{name} {short_time(hours)}" for name, hours in parts.items() if hours is not None]
     if known:
@@ -121,7 +121,7 @@ def _cost(cost: CostPlan) -> Iterator[str]:
 
 
 def _step(cost: CostPlan) -> Iterator[str]:
-    """Yield the parts of a step by the model, and the same step with another setting."""
+    """Yield the predicted parts of a step, and its speed with other settings."""
     if (step := cost.step) is None:
         return
     parts = {name.removesuffix("_s"): value for name, value in asdict(step).items()}
@@ -130,7 +130,7 @@ def _step(cost: CostPlan) -> Iterator[str]:
     yield f"{total:.3g} s: {shares}"
     yield bound_words(step)
     for change in cost.changes:
-        known = {True: "", False: ", and is not predicted to fit", None: ""}[change.fits]
+        known = {True: "", False: ", but is not predicted to fit", None: ""}[change.fits]
         faster = total / change.step_s - 1
         yield f"{change.setting} {change.value}: {faster:+.0%} tokens a second{known}"
 
@@ -162,7 +162,7 @@ def _row(option: HardwareOption, options: tuple[HardwareOption, ...]) -> tuple[s
     marks = []
     for key, word in (("hours", "quickest"), ("usd", "cheapest")):
         known = [o for o in options if o.fits is not False and getattr(o, key) is not None]
-        # A single option is no comparison. In a tie, fewer cards win: scaling is never perfect.
+        # A single option gets no mark. In a tie, fewer cards win: scaling is never perfect.
         best = min(known, key=lambda o: (round(getattr(o, key), 9), o.n_gpus), default=None)
         if len(known) > 1 and option is best:
             marks.append(word)

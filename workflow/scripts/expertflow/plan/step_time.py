@@ -1,4 +1,4 @@
-"""Predict the seconds of a training step on a card from what the step computes and moves.
+"""Predict the seconds of a training step on a card from its FLOPs and memory traffic.
 
     products      each product by its shape: FLOPs at the card's share of its peak, or the bytes of
                   its three matrices at its bandwidth, whichever takes longer
@@ -6,12 +6,12 @@
     layers        bytes of all other kernels of the layers, by their widths
     loss          bytes of the logits of supervised tokens; the head is among the products
     weights       4-bit weights dequantized for each pass, or trained fp32 weights cast and their
-                  gradients added up
+                  gradients accumulated
     optimizer     bytes of weights, gradients and states, once a step
-    launches      what the host needs to start kernels, beyond the time that they run
+    launches      what the host needs to launch kernels, beyond the time that they run
 
-Shares of the peak are fitted on one published run of a family (bench/step_model.py shows which),
-and all else is counted (bench/without_a_card.py) or a judgment.
+Shares of the peak are fitted on one published run per family (bench/step_model.py shows which);
+everything else is counted (bench/without_a_card.py) or a judgment.
 """
 
 import math
@@ -29,23 +29,23 @@ from expertflow.plan.records import ModelFacts, StepBound, StepSeconds
 from expertflow.plan.settings import LoraSpec
 
 # Share of the dense peak that large products reach, by the first words of a card's name, and
-# whether it was fitted on such cards or is that of the most similar ones.
+# whether it was fitted on such cards or taken from the most similar ones.
 PRODUCT_SHARE = {
     "A100": (0.75, True), "H100": (0.57, True), "L40S": (0.61, True), "RTX 4090": (0.95, True),
     "H200": (0.57, False), "B200": (0.57, False), "L4": (0.61, False), "RTX": (0.95, False),
 }  # fmt: skip
-# Judgments: attention's share beside the products', what copies reach of the bandwidth, and the
-# host's seconds for a launch.
+# Judgments: attention's share relative to the products', the share of the bandwidth that copies
+# reach, and the host's seconds per launch.
 ATTENTION_SHARE, BANDWIDTH_SHARE, LAUNCH_S = 0.6, 0.85, 6e-6
-# The error of published runs that nothing was fitted on: 10th and 90th percentile of their seconds
+# The error on published runs that nothing was fitted on: 10th and 90th percentile of their seconds
 # over the predicted ones (bench/step_model.py).
 BAND = (0.82, 1.14)
 
 
 class LayerCount(NamedTuple):
-    """What a layer does in one micro-batch beside its products, forward and backward.
+    """What a layer does in one micro-batch besides its products, forward and backward.
 
-    ``n_bytes`` per token and unit of ``_width``, ``n_launches`` in all. Recomputing adds a share.
+    ``n_bytes`` per token and unit of ``_width``, ``n_launches`` in total. Recomputing adds a share.
     """
 
     n_bytes: float
@@ -64,13 +64,13 @@ LAYERS = {
     (False, "dora"): LayerCount(84, 444),
 }
 RECOMPUTED = 0.3
-# Bytes of the logits of a target, by a unit of the vocabulary; NF4 bytes read and bf16 written.
-# And those of a trained head's gradient, a weight and chunk of targets.
+# Bytes of a target's logits per vocabulary entry; per weight, NF4 bytes read and bf16 written, and
+# bytes of a trained head's gradient per chunk of targets.
 LOSS_BYTES, DEQUANTIZED_BYTES, HEAD_GRADIENT_BYTES = 10, 2.52, 21
 BOUND_WORDS = {
-    "products": "matrix products bind",
-    "bandwidth": "memory bandwidth binds",
-    "launches": "launches bind, as the card waits for the host",
+    "products": "bound by matrix products",
+    "bandwidth": "bound by memory bandwidth",
+    "launches": "bound by launches, as the card waits for the host",
 }
 
 
@@ -87,7 +87,7 @@ class StepWork(NamedTuple):
     compiled: bool
     is_quantized: bool
     n_trained: int
-    # Bytes of a value in a product, of a trained weight, of the optimizer's states of one.
+    # Bytes of a value in a product, of a trained weight, of its optimizer states.
     value_bytes: int = 2
     weight_bytes: int = 4
     state_bytes: int = 8
@@ -104,7 +104,7 @@ class StepWork(NamedTuple):
 
 
 class CardSpeed(NamedTuple):
-    """What a card reaches; ``is_fitted`` if its family is among the published runs."""
+    """The speed that a card reaches; ``is_fitted`` if its family is among the published runs."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -112,21 +112,21 @@ class CardSpeed(NamedTuple):
 
     @property
     def band(self) -> tuple[float, float]:
-        """Return low and high over the middle, squared for a card that no run is known of."""
+        """Return low and high over the middle, squared for a card without a known run."""
         low, high = BAND
         return (low, high) if self.is_fitted else (low**2, high**2)
 
     @property
     def basis(self) -> str:
         if self.is_fitted:
-            return "the band is this model's error on published trainings"
+            return "the band is this model's error on published runs"
         return (
-            "no published training on this kind of card was compared: its share of the peak is that"
-            " of a similar one, and the band is wider"
+            "no published run on this kind of card was compared: its share of the peak is that of a"
+            " similar one, and the band is wider"
         )
 
     def product_s(self, n_rows: float, n_in: float, n_out: float, value_bytes: int) -> float:
-        # Both factors are read and the product is written while it is computed: the slower binds.
+        # Factors are read and the product is written while it is computed: the slower one counts.
         n_values = n_rows * n_in + n_in * n_out + n_rows * n_out
         computing = 2 * n_rows * n_in * n_out / self.flops_per_s
         return max(computing, n_values * value_bytes / self.bytes_per_s)
@@ -142,24 +142,24 @@ def peak_flops_per_s(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) ->
 
 
 def card_speed(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> CardSpeed | str:
-    """Return what a card reaches, or why that is not known."""
+    """Return the speed of a card, or why it is unknown."""
     if gpu is None:
-        return "no estimate on a CPU: its peak is not known"
+        return "no estimate on a CPU: its peak is unknown"
     peak = peak_flops_per_s(gpu, precision, use_tf32=use_tf32)
     if peak is None or gpu.peak_bandwidth_bytes_per_s is None:
         what = f"{precision} peak" if peak is None else "bandwidth"
-        return f"no estimate: the {what} of {gpu.name} is not known"
-    # The first that fits: RTX 4090 stands before RTX, and L40S before L4.
+        return f"no estimate: the {what} of {gpu.name} is unknown"
+    # The first match: RTX 4090 is listed before RTX, and L40S before L4.
     found = next((x for name, x in PRODUCT_SHARE.items() if gpu.name.startswith(name)), None)
     if found is None:
-        return f"no estimate: no published training is known of a card like {gpu.name}"
+        return f"no estimate: no published run is known on a card like {gpu.name}"
     share, is_fitted = found
     return CardSpeed(peak * share, gpu.peak_bandwidth_bytes_per_s * BANDWIDTH_SHARE, is_fitted)
 
 
 def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     """Return the parts of a step in seconds; they add up to ``total_s``."""
-    # Bytes of layers and logits are counted for values of 2 bytes.
+    # Bytes of layers and logits are counted for 2-byte values.
     facts, lora, wide = work.facts, work.lora, work.value_bytes / 2
     layers = work.layers or LAYERS[work.compiled, work.method]
     again = 1 + RECOMPUTED if work.checkpoint else 1
@@ -171,7 +171,7 @@ def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     head = speed.product_s(targets, facts.hidden_size, facts.vocab_size, work.value_bytes)
     trains_head = is_head_trained(lora, tied=facts.tie_word_embeddings)
     if trains_head:
-        # Once a chunk, and so shared by its targets.
+        # Once per chunk, and so shared by its targets.
         per_logit += HEAD_GRADIENT_BYTES * facts.hidden_size / work.chunk_rows
     # The head: forward and gradient of its inputs, and of its weights where it is trained.
     parts = {
@@ -184,16 +184,16 @@ def predict_step(work: StepWork, speed: CardSpeed) -> StepSeconds:
     launches = facts.n_layers * layers.n_launches * again * LAUNCH_S
     # The host launches ahead of the card, so only what exceeds the card's work adds time.
     parts["launches_s"] = max(0.0, launches - sum(parts.values()))
-    # Once a micro-batch; the optimizer below comes once a step.
+    # Once per micro-batch; the optimizer below runs once per step.
     parts = {name: work.n_micro_batches * seconds for name, seconds in parts.items()}
-    # Clipping reads and writes gradients, updating the rest.
+    # Clipping reads and writes gradients; the remainder is the update.
     updating = (6 * work.weight_bytes + 2 * work.state_bytes) * work.n_trained / work.n_shares
     parts["optimizer_s"] = updating / speed.bytes_per_s
     return StepSeconds(total_s=sum(parts.values()), **parts)
 
 
 def bound_of(step: StepSeconds) -> StepBound:
-    """Return what binds: what most of a step's seconds go to, or launches once they add to it."""
+    """Return what bounds a step: what takes most of its time, or launches once they add to it."""
     # It is above 0 only where the card runs out of work.
     if step.launches_s > 0:
         return "launches"
@@ -238,16 +238,16 @@ def _layer_products_s(work: StepWork, speed: CardSpeed) -> float:
 
 
 def _weight_bytes(work: StepWork) -> float:
-    """Return the bytes that weights move beside products, in a micro-batch."""
+    """Return the bytes that weights move besides products, in a micro-batch."""
     dequantizing, n_trained = 0.0, work.n_trained
     if work.is_quantized:
-        # 4-bit weights are unpacked anew for each pass.
+        # 4-bit weights are unpacked again for each pass.
         passes = 3 if work.checkpoint else 2
         dequantizing = linear_weights(work.facts) * DEQUANTIZED_BYTES * passes
     if work.lora is not None:
         # Those of the adapters are too few to count.
         n_trained = count_whole_weights(work.facts, work.lora)
-    # A gradient is added to that of the micro-batch before; fp32 ones are cast both ways.
+    # A gradient is added to the previous micro-batch's; fp32 ones are cast both ways.
     adding = 3 * work.weight_bytes * (1 - 1 / work.n_micro_batches)
     casting = 2 * (work.weight_bytes + 2) if work.weight_bytes == 4 else 0
     return dequantizing + n_trained * (adding + casting)

@@ -23,12 +23,12 @@ def check_settings(training: Training, name: Callable[[str], str]) -> None:
 def _contradictions(training: Training) -> Iterator[tuple[Any, str]]:
     low, high = training.warmup_steps_min, training.warmup_steps_max
     if training.bf16 and training.fp16:
-        yield Training.bf16, "and fp16 are both true; set one false"
+        yield Training.bf16, "and fp16 are both true; set one to false"
     if training.pure_bf16 and training.method != "full":
-        fix = "set it to false, as a frozen base is in half precision anyway"
-        yield Training.pure_bf16, f"is of method full, and method is {training.method}; {fix}"
+        fix = "set it to false, since a frozen base is in half precision anyway"
+        yield Training.pure_bf16, f"needs method full, but method is {training.method}; {fix}"
     if training.pure_bf16 and not training.bf16:
-        yield Training.pure_bf16, "is true and bf16 is false; set both to the same"
+        yield Training.pure_bf16, "is true but bf16 is false; set both to the same value"
     if low > high:
         yield Training.warmup_steps_min, f"{low} is above warmup_steps_max {high}; lower it"
     if training.max_steps is not None and not training.override_min_warmup:
@@ -36,7 +36,7 @@ def _contradictions(training: Training) -> Iterator[tuple[Any, str]]:
             yield (
                 Training.warmup_steps_min,
                 f"{low} is not below max_steps {training.max_steps}; lower it, or set"
-                " override_min_warmup true",
+                " override_min_warmup to true",
             )
     if training.target_tokens is not None and training.max_steps is not None:
         yield Training.target_tokens, "and max_steps are both set; drop one"
@@ -48,22 +48,22 @@ def _contradictions(training: Training) -> Iterator[tuple[Any, str]]:
             yield bound, "bounds target_tokens, which is not set; set it, or use num_train_epochs"
     if training.lora is not None and "lm_head" in training.lora.targets:
         place = f"{name_of(Training.lora)}.{name_of(LoraSpec.targets)}"
-        yield place, "names lm_head, which the loss reads directly; leave it out"
+        yield place, "includes lm_head, which the loss reads directly; remove it"
     for setting in (LoraSpec.init_from, LoraSpec.modules_to_save):
         if training.method == "full" and training.lora and getattr(training.lora, name_of(setting)):
             place = f"{name_of(Training.lora)}.{name_of(setting)}"
-            yield place, "is of an adapter, and method is full; leave it out"
+            yield place, "needs an adapter, but method is full; remove it"
     if not training.use_sdpa and training.attention not in (None, "eager"):
         yield Training.use_sdpa, f"is false and attention is {training.attention}; drop one"
     if training.min_delta and training.patience is None:
         yield Training.min_delta, "has no effect without patience; set patience, or drop it"
     if training.parallel == "fsdp" and not OPTIMIZERS[training.optim].is_shardable:
-        fix = f"fsdp cannot share out the states of optim {training.optim}; use adamw_torch_fused"
+        fix = f"fsdp cannot shard the states of optim {training.optim}; use adamw_torch_fused"
         yield Training.parallel, fix
 
 
 def list_required_packages(training: Training) -> Iterator[tuple[str, str]]:
-    """Yield the extra packages that these settings need, and what to do without them."""
+    """Yield the extra packages that these settings need, and what to do if one is missing."""
     package = OPTIMIZERS[training.optim].package
     if training.method == "qlora" or package == "bitsandbytes":
         yield (
@@ -83,17 +83,17 @@ def choose_precision(
 ) -> tuple[Precision, str]:
     """Resolve the compute precision; raise ConfigError for pure bf16 on a card without bf16.
 
-    A CPU trains in half precision only ``by_hand``, or where the weights are in bf16.
+    A CPU trains in half precision only ``by_hand``, or if the weights are in bf16.
     """
     has_fp16_only = gpu and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s
     if spec.pure_bf16 and gpu and has_fp16_only:
-        raise ConfigError(f"training.pure_bf16: {gpu.name} has no bf16; set it to false")
+        raise ConfigError(f"training.pure_bf16: {gpu.name} does not support bf16; set it to false")
     if spec.pure_bf16:
         return "bf16", f"{spec.cite_setting(Training.pure_bf16)}: weights and gradients too"
     if gpu is None and not by_hand:
         return "fp32", "the CPU trains in full precision"
     if spec.bf16 and gpu and has_fp16_only:
-        return "fp16", f"bf16 was asked for and {gpu.name} has none; fp16 with a scaler"
+        return "fp16", f"{gpu.name} does not support bf16; fp16 with a scaler"
     if spec.bf16:
         return "bf16", spec.cite_setting(Training.bf16)
     if spec.fp16:
@@ -103,9 +103,9 @@ def choose_precision(
 
 def choose_tf32(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[bool, str]:
     if gpu is None:
-        return False, "TF32 is a mode of CUDA cards, and this plan trains on a CPU"
+        return False, "TF32 is a mode of CUDA cards, but this plan trains on a CPU"
     if gpu.peak_tf32_flops_per_s is None:
-        return False, f"{gpu.name} has no TF32 (compute capability {gpu.compute_capability})"
+        return False, f"{gpu.name} lacks TF32 (compute capability {gpu.compute_capability})"
     return spec.use_tf32, spec.cite_setting(Training.use_tf32)
 
 
@@ -126,14 +126,14 @@ def choose_compile(
     if spec.torch_compile is not None:
         return spec.torch_compile, spec.cite_setting(Training.torch_compile)
     if gpu is None:
-        return False, "the CPU gains less than compiling takes"
+        return False, "a CPU gains less than compiling costs"
     if packing == "none":
-        return False, "unpacked rows are cut to many lengths, each to be compiled for"
+        return False, "unpacked rows are cut to many lengths, each of which would be compiled"
     if breaks_graphs(spec):
-        return False, "peft's DoRA on 4-bit layers breaks the graph of each"
+        return False, "peft's DoRA on 4-bit layers breaks each layer's graph"
     if attention not in ("packed", "varlen"):
-        return False, f"attention {attention} is there to compare with"
-    return True, "all rows are of one length, so each kind of layer is compiled once"
+        return False, f"attention {attention} is for comparison only"
+    return True, "all rows have one length, so each kind of layer is compiled once"
 
 
 def breaks_graphs(spec: PlanSpec) -> bool:
@@ -145,10 +145,10 @@ def choose_parallel(spec: PlanSpec, name: str = "training.parallel") -> tuple[st
     """Return what processes share, for the setting ``name``; raise ConfigError for 4-bit shards."""
     if spec.world_size == 1:
         return "none", "world_size is 1"
-    # Checked here, as a comparison with other hardware tries fsdp, too.
+    # Checked here, since a comparison with other hardware tries fsdp, too.
     if spec.parallel == "fsdp" and spec.method == "qlora":
-        raise ConfigError(f"{name} fsdp cannot share out 4-bit weights; use ddp")
-    held = {"ddp": "each process holds the whole model", "fsdp": "each process holds a share"}
+        raise ConfigError(f"{name} fsdp cannot shard 4-bit weights; use ddp")
+    held = {"ddp": "each process holds the whole model", "fsdp": "each process holds a shard"}
     return spec.parallel, f"{spec.world_size} processes; {held[spec.parallel]}"
 
 
@@ -159,11 +159,11 @@ def choose_loader(spec: PlanSpec, packing: str) -> dict[Any, tuple[object, str]]
     """
     wanted, cite = spec.dataloader_num_workers, spec.cite_setting
     kind: Loader = "thread"
-    why = "one thread: no dataloader_num_workers are asked for"
+    why = "one thread: dataloader_num_workers is 0"
     if spec.loader is not None:
         kind, why = spec.loader, cite(Training.loader)
     elif packing != "none":
-        why = "one thread: packed rows need no worker processes, measured slower with them"
+        why = "one thread: packed rows need no worker processes, which measured slower"
     elif wanted:
         kind, why = "workers", f"unpacked rows, and dataloader_num_workers is {wanted}"
     number, ahead = Training.dataloader_num_workers, Training.dataloader_prefetch_factor
@@ -178,16 +178,16 @@ def choose_loader(spec: PlanSpec, packing: str) -> dict[Any, tuple[object, str]]
         unused = f"; dataloader_num_workers {wanted} is not used" if wanted else ""
         chosen[number] = (0, f"the thread needs none{unused}")
     elif not wanted:
-        chosen[ahead] = (0, "no workers: every batch is made when it is asked for")
+        chosen[ahead] = (0, "no workers: every batch is made on demand")
     if kind == "thread" or not wanted:
-        why = "there are no worker processes to keep from one epoch to the next"
+        why = "there are no worker processes to keep between epochs"
         chosen[persistent] = (False, why)
     return chosen
 
 
 def choose_grouping(spec: PlanSpec, packing: str) -> tuple[bool, str]:
     if packing != "none":
-        return False, f"packing {packing}: rows are all of one length"
+        return False, f"packing {packing}: all rows have one length"
     return spec.group_by_length, spec.cite_setting(Training.group_by_length)
 
 
@@ -213,7 +213,7 @@ def choose_warmup(settings: Training, n_steps: int) -> tuple[int, str]:
         return warmup, f"{base}, rounded{rule}"
     if warmup > wanted:
         return warmup, f"{base}; warmup_steps_min is {minimum}"
-    bound = f"warmup_steps_max is {maximum}" if warmup == maximum else "fewer than the steps"
+    bound = f"warmup_steps_max is {maximum}" if warmup == maximum else "kept below the steps"
     return warmup, f"{base}; {bound}"
 
 
@@ -224,12 +224,12 @@ def choose_steps(settings: Training, per_epoch: int, *, tokens_per_epoch: int) -
     reason = f"{epochs:g} epochs of {per_epoch} steps"
     if settings.target_tokens is not None:
         reason = f"{settings.target_tokens} target tokens are {epochs:.2f} epochs"
-    # 1.1 x 50 is 55.00000000000001, and not a 56th step.
+    # 1.1 x 50 is 55.00000000000001, which must not add a 56th step.
     return max(1, math.ceil(epochs * per_epoch - 1e-9)), reason
 
 
 def count_epochs(settings: Training, tokens_per_epoch: float) -> float:
-    """Return the epochs that are set, or those that target_tokens take, within their bounds."""
+    """Return the epochs set, or those that target_tokens take, within their bounds."""
     if settings.target_tokens is None:
         return settings.num_train_epochs
     least, most = settings.min_epochs or 0.0, settings.max_epochs or math.inf

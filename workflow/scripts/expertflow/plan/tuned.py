@@ -11,12 +11,12 @@ from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import Calibration, MemoryTrace, PlanSpec, Reason, TrainPlan
 from expertflow.plan.settings import Loader
 
-# Smaller differences than this are a tie.
+# Differences smaller than this are a tie.
 TIE_FRACTION = 0.02
 
 
 class TunedSettings(Record, frozen=True, kw_only=True):
-    """The settings searched. All choices have the same global batch, so they learn the same."""
+    """The settings searched. All choices have the same global batch, so they train the same."""
 
     batch_size: int
     gradient_accumulation_steps: int
@@ -43,11 +43,11 @@ class TuningTrial(Record, frozen=True, kw_only=True):
 
 
 class TuningRecord(Record, frozen=True, kw_only=True):
-    """tuning.json. ``key`` names where it applies: card, model, method, row length, batch.
+    """tuning.json. ``key`` says where it applies: card, model, method, row length, batch.
 
-    ``best`` is null if nothing could be run. ``gain`` is the speed of the best relative to
-    ``default``, the plan's own choice, timed in turns at the end. It is null if too few turns were
-    timed (the default is then the best) or if the default could not be run.
+    ``best`` is null if no choice could run. ``gain`` is the speed of the best relative to
+    ``default``, the plan's own choice, timed in alternation at the end. It is null if too few turns
+    were timed (the default is then the best) or if the default could not run.
     """
 
     expert: str
@@ -70,7 +70,7 @@ class TuningRecord(Record, frozen=True, kw_only=True):
 
     @property
     def rates(self) -> dict[TunedSettings, float]:
-        """Tokens a second of the choices that were timed."""
+        """Tokens per second of each choice that was timed."""
         return {t.settings: t.tokens_per_s for t in select_measured(self.trials) if t.tokens_per_s}
 
     def speedup(self, settings: TunedSettings) -> float | None:
@@ -91,7 +91,7 @@ class Tuning(Record, frozen=True, kw_only=True):
 
 
 class AdoptedSettings(Record, frozen=True, kw_only=True):
-    """Settings of a plan, open ones filled in from a search."""
+    """A plan's settings, with open ones filled in from a search."""
 
     spec: PlanSpec
     because: str
@@ -103,8 +103,8 @@ class AdoptedSettings(Record, frozen=True, kw_only=True):
         for name in self.free & reasons.keys():
             # The micro-batch's reason ends with its predicted memory.
             _, mark, sizes = reasons[name].because.partition("; ")
-            rest = f"{mark}{sizes}" if name == name_of(TunedSettings.batch_size) else ""
-            reasons[name] = replace(reasons[name], because=f"tuned: {self.because}{rest}")
+            memory = f"{mark}{sizes}" if name == name_of(TunedSettings.batch_size) else ""
+            reasons[name] = replace(reasons[name], because=f"tuned: {self.because}{memory}")
         for name in self.overruled.keys() & reasons.keys():
             because = f"{reasons[name].because}; {self.overruled[name]}"
             reasons[name] = replace(reasons[name], because=because)
@@ -125,8 +125,8 @@ def calibration_key(plan: TrainPlan, model_type: str) -> str:
 
 
 def tuning_key(plan: TrainPlan, *, model_type: str, packing: str, cpu: str | None) -> str:
-    """Return a comparable key for the searches of ``plan``, as it is without a search."""
-    # Without what is searched: micro-batch, attention, compilation, threads, loader.
+    """Return the key that matches ``plan``, as resolved without a search, to its searches."""
+    # Excludes what is searched: micro-batch, attention, compilation, threads, loader.
     lora, more = plan.lora, ""
     if lora is not None:
         more = f" dropout {lora.dropout:g} on {' '.join(sorted(lora.targets))}"
@@ -170,7 +170,7 @@ def match_calibration(
     if calibration is None or calibration.key == key:
         return calibration, None
     other, _ = _first_difference(calibration.key, key)
-    return None, f"the calibration that is there is of another run ({other}) and is left out"
+    return None, f"the existing calibration is for another run ({other}) and is ignored"
 
 
 def settings_of(plan: TrainPlan) -> TunedSettings:
@@ -207,25 +207,25 @@ def choose_tuned(tuning: Tuning, plan: TrainPlan, draft: PlanDraft) -> AdoptedSe
     key = tuning_key(plan, model_type=draft.facts.model_type, packing=packing, cpu=tuning.cpu)
     if record.key != key:
         other, own = _first_difference(record.key, key)
-        return f"left out: it was tuned for another run ({other}, not {own})"
+        return f"ignored: it was tuned for another run ({other}, not {own})"
     default, free = settings_of(plan), free_settings(spec)
     found, rates, overruled = record.best, record.rates, {}
     if found is None or not is_allowed(found, default, free):
         allowed = {s: rate for s, rate in rates.items() if is_allowed(s, default, free)}
         if not allowed:
-            return "left out: nothing that was tried and agrees with the manifest could be run"
+            return "ignored: no trial that agrees with the manifest could run"
         found = max(allowed, key=lambda settings: allowed[settings])
         # A tie goes to the plan's own choice.
         if allowed.get(default, 0.0) * (1 + TIE_FRACTION) >= allowed[found]:
             found = default
     filled = {name: getattr(found, name) for name in SEARCHED if name in free}
     attention = name_of(TunedSettings.attention)
-    # A manifest cannot name packed: it is what null stands for.
+    # A manifest cannot set packed: it is what null means.
     if filled.get(attention) == "packed":
         filled[attention] = spec.attention
     fastest = max(rates, key=lambda settings: rates[settings], default=None)
     if fastest is not None and (ratio := record.speedup(fastest)) is not None:
-        # Settings of the manifest stay, although another value was faster.
+        # The manifest's settings stay, even if another value was faster.
         overruled = {
             name: f"wins over tuning, whose fastest trial had {value} and {ratio:.2f} times the"
             " default's speed"
@@ -243,13 +243,13 @@ def select_measured(trials: Iterable[TuningTrial]) -> list[TuningTrial]:
 
 
 def _because(record: TuningRecord, found: TunedSettings, default: TunedSettings) -> str:
-    """Return what was chosen of how many, and its speedup, from paired turns if it is the best."""
+    """Return the choice, out of how many, and its speedup, from paired turns if it is the best."""
     place = "fastest" if found == record.best else "fastest that agrees with the manifest"
     if found == default == record.best and record.gain is None:
-        place = "the default, as too few pairs of it and a faster trial were timed to be certain,"
+        place = "the default, because too few pairs with a faster trial were timed to be certain,"
     elif found == default:
-        place = "the default, which none was faster than by 2 %,"
-    # The others gave no time to compare.
+        place = "the default, which no trial beat by 2 %,"
+    # The other outcomes have no time to compare.
     n_tried = sum(trial.outcome in ("measured", "given up") for trial in record.trials)
     words = f"{place} of {n_tried} on {record.gpu_name or record.hardware}"
     if found == record.default:
