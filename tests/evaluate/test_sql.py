@@ -129,7 +129,7 @@ def test_the_wall_clock_stops_queries_that_instructions_do_not(database: Path) -
         _judge(database, GOLD, gold=slow, limits=Limits(wall_s=0.2, cpu_s=600))
     verdicts = _judge(database, GOLD, slow, GOLD, limits=Limits(cpu_s=1, wall_s=PATIENCE_S))
     assert [verdict.kind for verdict in verdicts] == ["correct", "timed_out", "correct"]
-    assert "ended with code" in verdicts[1].detail
+    assert "exited with code" in verdicts[1].detail
 
 
 def test_rows_their_order_and_their_columns_are_compared(database: Path) -> None:
