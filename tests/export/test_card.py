@@ -130,12 +130,12 @@ def test_an_expert_that_was_not_scored_has_a_reason(inputs: CardInputs) -> None:
 
 def test_a_card_describes_its_weights(inputs: CardInputs) -> None:
     for merged_into, words in (
-        (None, "trained as a whole; bfloat16"),
+        (None, "all trained; bfloat16"),
         ("base", "adapter merged into the base model; bfloat16"),
-        ("dequantized base", "as its 4 bits hold it, dequantized; bfloat16"),
+        ("dequantized base", "base model, dequantized from 4 bits; bfloat16"),
     ):
         card = write_card(inputs, merged_into=merged_into, dtype="bfloat16")
-        assert words in card and ("adapter by itself" in card) == (merged_into is not None)
+        assert words in card and ("adapter itself" in card) == (merged_into is not None)
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
@@ -203,13 +203,13 @@ def test_other_servers_get_the_decoding_of_the_scores(inputs: CardInputs) -> Non
         [chat] = [line for line in lines if line.startswith("llama-cli")]
         assert chat == f"llama-cli -m model.gguf {llama}"
     plain_card = write_card(inputs)
-    assert "ends before these texts" not in plain_card and "<think>" not in plain_card
+    assert "also ends before these stop texts" not in plain_card and "<think>" not in plain_card
     thinks = replace(inputs.model.tokenizer.layout, chat_template="{{ '<think>' }}")
     tokenizer = replace(inputs.model.tokenizer, layout=thinks)
     spec = {"decoding": Decoding(stop=(";\n\n", "`"))}
     card = write_card(change(inputs, spec=spec, model={"tokenizer": tokenizer}))
-    assert 'ends before these texts, too (as JSON): `";\\n\\n"`, `` "`" ``.' in card
-    assert "A block `<think>…</think>` that begins an answer was left out" in card
+    assert 'also ends before these stop texts (as JSON): `";\\n\\n"`, `` "`" ``.' in card
+    assert "A `<think>…</think>` block at the start of an answer was removed" in card
 
 
 def test_the_system_prompt_of_training_is_in_the_snippet(inputs: CardInputs) -> None:

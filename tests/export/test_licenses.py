@@ -51,12 +51,12 @@ def test_conflicting_licenses_are_named() -> None:
 
 
 def test_different_licenses_and_attribution_are_stated() -> None:
-    differ = "do not share one license"
+    differ = "have different licenses"
     for other, are_said in (("apache-2.0", True), ("MIT", False), (None, True)):
         remarks = list_remarks(made_from("mit", "mit", other))
         assert any(differ in line for line in remarks) == are_said
     [*_, asked] = list_remarks(made_from("mit", "cc-by-4.0"))
-    assert asked == "Attribution is asked for: s0 (cc-by-4.0)."
+    assert asked == "Attribution is required: s0 (cc-by-4.0)."
     assert list_remarks(made_from("mit", "mit")) == []
 
 

@@ -140,7 +140,7 @@ def test_damage_is_rejected(base: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for limit in ("MAX_LOSS_DIFFERENCE", "MAX_LOGIT_DIFFERENCE"):
         with monkeypatch.context() as patched:
             patched.setattr(merge, limit, -1.0)
-            with pytest.raises(TrainingError, match="merging moved the held-out loss"):
+            with pytest.raises(TrainingError, match="merging changed the held-out loss"):
                 export(what, tmp_path / "merged")
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 

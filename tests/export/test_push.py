@@ -181,16 +181,16 @@ def test_an_expert_that_cannot_be_pushed_is_one_line(
     assert "use owner/name" in refused("--repository", "a/b/c")
     card = results / "merged" / ".adapter_card.md"
     card.write_text("w10")
-    assert "no card of the adapter in" in refused("--adapter")
+    assert "no card for the adapter in" in refused("--adapter")
     card.unlink()
     assert "export again: snakemake" in refused("--adapter")
     for base, kind in (("~/models/mine", "local"), ("builtin:tiny-qwen3", "builtin")):
         write_base(results, base, kind)
-        message = f"its base {base} is on this machine only; leave --adapter out"
+        message = f"its base {base} is on this machine only; omit --adapter"
         assert message in refused("--adapter")
     assert hub.requests == []
     assert "no token" in refused(token=None)
     hub.refuses = True
-    assert "the hub refuses it (403)" in refused()
+    assert "the hub refused it (403)" in refused()
     hub.endpoint = "http://127.0.0.1:9"
     assert "cannot be reached" in refused()

@@ -183,7 +183,7 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: Path) -> None:
     serve.run_chat(expert, None, read=typed("what is", KeyboardInterrupt, "/quit"), show=show)
     whole = expert.generate_answer([user("what is")], no_show)
     assert whole.startswith("".join(shown[:3])) and len(shown) < 8
-    assert "/reset forgets" in shown[-1]
+    assert "/reset clears" in shown[-1]
 
 
 def test_a_chat_without_room_is_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,9 @@ def test_a_chat_without_room_is_rejected(folder: Path, monkeypatch: pytest.Monke
     lines = typed("two " * 200, "/reset", "two " * 30, "/reset", "two")
     serve.run_chat(expert, None, read=lines, show=shown.append)
     assert shown[0].startswith("error: the prompt has ") and "120 positions" in shown[0]
-    refused = [text for text in shown if "error: the card has no room for a chat of " in text]
+    refused = [
+        text for text in shown if "error: the card has too little memory for a chat of " in text
+    ]
     assert len(refused) == 1 and "".join(shown[shown.index(refused[0]) + 1 :]).strip()
 
 
@@ -285,7 +287,7 @@ def test_the_script_answers_a_prompt_and_piped_input(
     assert call(monkeypatch, str(folder / "merged"), *short, text=b"what is two") == 0
     assert capsys.readouterr().out == expected
     said = call(monkeypatch, str(folder), text=b" ")
-    assert said == "error: nothing to answer: give --prompt, or text on standard input"
+    assert said == "error: nothing to answer; pass --prompt, or text on standard input"
     for said in (
         call(monkeypatch, str(folder), text=b"caf\xe9"),
         call(monkeypatch, str(folder), "--prompt", "caf\udce9"),

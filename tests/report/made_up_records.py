@@ -224,7 +224,7 @@ def make_used(staging: StagingRecord) -> dict[str, Any]:
 
 
 def read_in_place(note: Staged) -> Staged:
-    not_needed = "not measured: it decides nothing here"
+    not_needed = "not measured: it has no effect here"
     return replace(
         note, action="read_in_place", reason="it is on a local disk already (ext4)", target=None,
         n_bytes_copied=None, copy_bytes_per_s=None, source_file_system="ext4",

@@ -111,8 +111,11 @@ def test_a_retry_on_another_machine_stages_again_or_reads_the_source(
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError(errno.ENOSPC, "it is full"), "it is full, though there seemed to be room"),
-        (OSError(errno.EDQUOT, "no more"), "no more, though there seemed to be room"),
+        (
+            OSError(errno.ENOSPC, "it is full"),
+            "it is full, although there seemed to be enough space",
+        ),
+        (OSError(errno.EDQUOT, "no more"), "no more, although there seemed to be enough space"),
         (OSError(errno.EIO, "it fails"), "it fails"),
         (NotStagedError("make prune removes"), "make prune removes"),
     ],
@@ -143,7 +146,7 @@ def test_lost_copies_are_reported(
     rows: Content, model: Content, scratch: Path, error: Exception
 ) -> None:
     record = plan(rows, model, scratch)
-    with pytest.raises(TransientError, match="went away while they were read; run again"):
+    with pytest.raises(TransientError, match="vanished while being read; run again"):
         with open_staged(record) as places:
             shutil.rmtree(places.weights)
             raise error
@@ -169,13 +172,13 @@ def test_links_are_followed(tmp_path: Path, rows: Content, model: Content, scrat
 
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "tokenizer.json"])
 def test_a_dangling_link_is_named(tmp_path: Path, model: Content, name: str) -> None:
-    with pytest.raises(DataError, match="no weights there"):
+    with pytest.raises(DataError, match="no weights found"):
         read_content("weights", tmp_path / "none", "k")
     (model.source / name).unlink()
     (model.source / name).symlink_to(tmp_path / "blob")
     for read in (lambda: read_content("weights", model.source, "k"),
                  lambda: weights_key(model.source, "sha")):  # fmt: skip
-        with pytest.raises(DataError, match=rf"{name}: a link to .*blob, which is gone"):
+        with pytest.raises(DataError, match=rf"{name}: a link to .*blob, which is missing"):
             read()
 
 
@@ -224,8 +227,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, rows: Content) -> Machine:
     ("kind", "spec", "reason"),
     [
         ("nfs4", StageSpec(scratch=None), "scratch is null"),
-        ("nfs4", StageSpec(), "nfs4, and no disk of this machine could be measured"),
-        ("tmpfs", StageSpec(scratch="/"), "it lies in memory (tmpfs)"),
+        ("nfs4", StageSpec(), "nfs4, and no disk on this machine could be measured"),
+        ("tmpfs", StageSpec(scratch="/"), "it is in memory (tmpfs)"),
         *((kind, StageSpec(), f"a local disk already ({kind})") for kind in ("ext4", "xfs", "zfs")),
     ],
 )
@@ -293,7 +296,7 @@ def test_an_explicit_directory_is_used(
     with pytest.raises(HardwareError, match=r"scratch \$NO_SUCH/x: no such directory"):
         choose_place(rows, StageSpec(scratch="$NO_SUCH/x"))
     machine.file_systems[tmp_path.resolve()] = "tmpfs"
-    with pytest.raises(HardwareError, match="is memory"):
+    with pytest.raises(HardwareError, match="is in memory"):
         choose_place(rows, StageSpec(scratch=str(tmp_path)))
 
 

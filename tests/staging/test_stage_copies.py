@@ -87,7 +87,7 @@ def test_a_damaged_copy_is_remade(
 def test_a_damaged_copy_in_use_stays(rows: Content, root: Path) -> None:
     reader = ensure_staged(rows, root)
     flip_a_bit(reader.folder / "train" / "state.json")
-    with pytest.raises(NotStagedError, match="another process reads it"):
+    with pytest.raises(NotStagedError, match="another process is reading it"):
         ensure_staged(rows, root, patience_s=0.1)
     assert reader.folder.is_dir()
 
@@ -239,10 +239,10 @@ def test_a_store_that_others_may_write_to_is_not_trusted(tmp_path: Path) -> None
     assert root == store_at(tmp_path) and root.stat().st_mode & 0o777 == 0o700
     for mode in (0o777, 0o770):
         root.chmod(mode)
-        with pytest.raises(NotStagedError, match="you alone may write to"):
+        with pytest.raises(NotStagedError, match="only you can write to"):
             open_store(tmp_path)
     root.chmod(0o700)
     root.rename(tmp_path / "elsewhere")
     root.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NotStagedError, match="you alone may write to"):
+    with pytest.raises(NotStagedError, match="only you can write to"):
         open_store(tmp_path)

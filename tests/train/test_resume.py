@@ -285,7 +285,7 @@ def test_copies_yield_the_same_model_and_one_lost_midway_is_copied_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(step_hooks, "save_checkpoint", save_and_lose)
-        with pytest.raises(ExpertflowError, match="rows went away while they were read; run again"):
+        with pytest.raises(ExpertflowError, match="rows vanished while being read; run again"):
             tiny_run.finish(tmp_path)
     (preflight,) = tmp_path.glob("state/*/preflight.json")
     assert actions(preflight, scratch) == {"reused"}

@@ -68,7 +68,7 @@ def test_they_are_tokenized_trained_exported_and_loaded_elsewhere(grown: Workspa
     assert not torch.equal(rows[known:], base.get_input_embeddings().weight[known:])
     assert grown.record("export.json")["max_logit_difference"] < 1e-4
     assert (
-        "Added tokens, found in any text: &lt;\\|sql\\|&gt;"
+        "Added tokens, recognized in any text: &lt;\\|sql\\|&gt;"
         in (results / "merged" / "README.md").read_text()
     )
     assert "after `resize_token_embeddings(" in (results / "merged" / "README.md").read_text()

@@ -22,7 +22,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.train.records import ModelRecord, TrainingRecord
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
-# Length of the held-out question on the card.
+# Maximum length of the held-out question on the card.
 MAX_QUESTION_CHARACTERS = 600
 # File names that the hub accepts as a link to a license.
 HUB_LINKS = ("LICENSE", "LICENSE.md")
@@ -33,7 +33,7 @@ _OPENING = re.compile(r"^(?:([-+=>])|(\d+)([.)]))")
 
 
 class Markdown(str):
-    """Text that is Markdown already and is not escaped."""
+    """Text that is already Markdown and is not escaped."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ class CardInputs(Record, frozen=True, kw_only=True):
 
     @property
     def base_name(self) -> str:
-        """The base model's name; of a local folder the last part, as others have other paths."""
+        """The base model's name; for a local folder its last part, as paths differ elsewhere."""
         return Path(self.model.name).name if self.model.kind == "local" else self.model.name
 
     @property
@@ -71,7 +71,7 @@ def model_card(
     license_files: tuple[str, ...] = (),
     is_adapter: bool = False,
 ) -> str:
-    """Render a card with YAML front matter, of the merged model or of the adapter by itself.
+    """Render a card with YAML front matter for the merged model, or for the adapter alone.
 
     ``license_files`` are the base's.
     """
@@ -88,7 +88,7 @@ def model_card(
         "json_literal": lambda value: Markdown(json.dumps(value)),
         "markdown": Markdown,
         "paragraph": escape_paragraph,
-        # JSON writes an emoji as two halves, which Python does not join.
+        # JSON escapes an emoji as a surrogate pair, which Python does not join.
         "python_literal": lambda value: Markdown(ascii(value)),
     }
     hours, world_size = inputs.training.time.wall_s / 3600, inputs.training.world_size
@@ -110,7 +110,7 @@ def model_card(
         billed_hours=round_up_hours(hours, inputs.plan.cost.billing_minutes),
     )
     front = front_matter(inputs, license_files, is_adapter=is_adapter)
-    # Skipped blocks of the template leave blank lines behind.
+    # Skipped template blocks leave blank lines behind.
     return f"---\n{front}\n---\n" + re.sub(r"\n{3,}", "\n\n", body).lstrip("\n")
 
 
@@ -131,7 +131,7 @@ def escape_code(value: object) -> Markdown:
     line = _one_line(value)
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence, blank = "`" * (longest + 1), " " if longest else ""
-    # A bar ends a table cell even within code.
+    # A pipe ends a table cell even inside code.
     return Markdown(f"{fence}{blank}{line}{blank}{fence}".replace("|", "\\|"))
 
 
@@ -143,7 +143,7 @@ def vllm_settings(decoding: Decoding) -> dict[str, float | int]:
 
 
 def front_matter(inputs: CardInputs, license_files: tuple[str, ...], *, is_adapter: bool) -> str:
-    """Return the hub's YAML, without what is unknown or not on the hub."""
+    """Return the hub's YAML, omitting what is unknown or not on the hub."""
     model, made_from = inputs.model, inputs.made_from
     relation = "adapter" if is_adapter else "finetune"
     license = licenses.hub_license(made_from)
@@ -202,6 +202,6 @@ def _question(inputs: CardInputs) -> dict[str, object]:
     if len(question) > MAX_QUESTION_CHARACTERS:
         question = question[:MAX_QUESTION_CHARACTERS]
         cut = f" (its first {MAX_QUESTION_CHARACTERS} characters)"
-    # Indented by four, lines cannot end the block or be markup.
+    # Lines indented by four spaces cannot end the block or become markup.
     lines = [show_hidden(line) for line in question.replace("\t", "    ").splitlines()]
     return {"question_lines": lines, "question_cut": cut}

@@ -1,4 +1,4 @@
-"""Read what licenses require of a model's users off their names. This is no legal advice.
+"""Infer what licenses require of a model's users from their names. This is not legal advice.
 
 Whether a model is an adaptation of its training data is disputed, so every term that may bind is
 listed and nothing is decided.
@@ -8,39 +8,39 @@ import re
 
 from expertflow.core.records import Record
 
-# Terms, the most severe first: how a license's name, as ``normal`` spells it, tells of them (null:
-# not by its words), and what they mean.
+# Terms, most severe first: a pattern for license names as ``normalize_name`` returns them (null:
+# not found by pattern), and what they mean.
 TERMS = {
     "non-commercial": (
         r"\bnc\b|non-?commercial|\bresearch\b|\bacademic|\bamlr\b|\bc-uda\b",
-        "it allows no commercial use; a model that learned from it may be bound too",
+        "it allows no commercial use; a model trained on it may be bound, too",
     ),
     "no-derivatives": (
         r"\bnd\b|no-?deriv",
-        "it allows no adaptations to be passed on; a model may count as one",
+        "it allows no distribution of adaptations; a model may count as one",
     ),
     "reserved": (
         r"rights-reserved|\bproprietary\b",
-        "it permits nothing by itself; ask its holder before you use the model",
+        "it permits nothing by itself; ask the rights holder before you use the model",
     ),
     "not stated": (None, "no license is stated, which by itself permits nothing"),
     "unknown terms": (
         None,
-        "its name says nothing that is known about the terms; read them before you use the model",
+        "its terms are not known by its name; read them before you use the model",
     ),
     "own terms": (
         r"llama|\bgemma|rail\b",
-        "it sets conditions of its own, such as forbidden uses and names to give; read it before"
-        " you pass the model on",
+        "it sets its own conditions, such as forbidden uses and required names; read it before you"
+        " distribute the model",
     ),
     "share-alike": (
         r"\bsa\b|share-?alike|\ba?gpl|\bodbl\b|\bgfdl\b|\bcdla-sharing\b|\bosl\b|\beupl\b",
-        "adaptations must be passed on under the same license; a model may count as one",
+        "adaptations must be distributed under the same license; a model may count as one",
     ),
     "weak copyleft": (
         r"\blgpl|\bmpl\b|\bepl\b|\bcddl\b|\bms-pl\b",
-        "changed files stay under the same license, what is built with them need not; whether a"
-        " model is the one or the other is open",
+        "changed files stay under the same license, works built with them need not; it is unsettled"
+        " which of the two a model is",
     ),
 }
 # These require no more than attribution.
@@ -50,7 +50,7 @@ PERMISSIVE = frozenset({
     "cdla-permissive-1.0", "cdla-permissive-2.0", "odc-by", "pddl", "wtfpl", "postgresql", "ncsa",
     "afl-3.0", "ecl-2.0", "bsl-1.0",
 })  # fmt: skip
-# Licenses known to the hub under which a model can be passed on.
+# Licenses known to the hub under which a model can be distributed.
 HUB_LICENSES = PERMISSIVE | {
     "mpl-2.0", "ms-pl", "artistic-2.0", "openrail", "bigscience-openrail-m", "bigcode-openrail-m",
     "llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4", "gemma", "cc-by-sa-3.0",
@@ -72,14 +72,14 @@ class Licensed(Record, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names in a text that lists several licenses, without duplicates in any spelling."""
+        """The normalized names in a text that may list several licenses, without duplicates."""
         return tuple(
             sorted({normalize_name(part) for part in SEVERAL.split(self.license or "")} - {""})
         )
 
     @property
     def terms(self) -> set[str]:
-        """The keys of ``TERMS`` that hold for it."""
+        """The keys of ``TERMS`` that apply to it."""
         known = {
             term: {part for part in self.parts if pattern and re.search(pattern, part)}
             for term, (pattern, _) in TERMS.items()
@@ -102,7 +102,7 @@ def normalize_name(name: str) -> str:
 
 
 def find_conflicts(made_from: list[Licensed]) -> list[str]:
-    """Return what may prevent using or passing on the model, most severe first, one line each."""
+    """Return what may prevent using or distributing the model, most severe first, one line each."""
     found = {term: [item for item in made_from if term in item.terms] for term in TERMS}
     lines = [f"{term}: {_list(found[term])} - {TERMS[term][1]}." for term in TERMS if found[term]]
     strict = [item for item in made_from if not set(item.parts) <= PERMISSIVE]
@@ -110,8 +110,8 @@ def find_conflicts(made_from: list[Licensed]) -> list[str]:
         # Two sources under the same share-alike license are compatible.
         if others := [other for other in strict if other.parts != item.parts]:
             lines.append(
-                f"incompatible: {item.words} asks for its own license, and {_list(others)} for"
-                " another one; whoever passes the model on may not be able to keep both."
+                f"incompatible: {item.words} requires its own license, and {_list(others)}"
+                " another one; whoever distributes the model may be unable to comply with both."
             )
     return lines
 
@@ -121,17 +121,17 @@ def _list(items: list[Licensed]) -> str:
 
 
 def list_remarks(made_from: list[Licensed]) -> list[str]:
-    """Return other consequences of the licenses, which prevent nothing."""
+    """Return the licenses' other consequences, which prevent nothing."""
     lines = []
     if len({item.parts for item in made_from if not item.is_base}) > 1:
-        lines.append("The sources do not share one license; the table lists each.")
+        lines.append("The sources have different licenses; the table lists each.")
     named = [
         item
         for item in made_from
         if any(ATTRIBUTION.search(part) or part == "odbl" for part in item.parts)
     ]
     if named:
-        lines.append(f"Attribution is asked for: {_list(named)}.")
+        lines.append(f"Attribution is required: {_list(named)}.")
     return lines
 
 

@@ -40,18 +40,18 @@ from expertflow.train.model.packed import PackedLoss, causal_lm, compute_held_ou
 
 log = logging.getLogger(__name__)
 
-# Rows are compared up to both bounds.
+# Limits on the rows that are compared.
 MAX_ROWS = 32
 MAX_TOKENS = 4_096
 # Logits are compared on the first tokens of this many documents, each separately.
 N_PROBES = 4
 PROBE_TOKENS = 64
-# Merging only reorders fp32 sums; a larger difference is a damaged merge.
-MAX_LOSS_DIFFERENCE = 1e-3  # nats a target
+# Merging only reorders fp32 sums; a larger difference means a faulty merge.
+MAX_LOSS_DIFFERENCE = 1e-3  # nats per target
 MAX_LOGIT_DIFFERENCE = 1e-2  # of the largest logit
-# Casting to 16 bits changes weights by up to 2^-9 of themselves, and each target's loss in either
-# direction. Spread a target and largest logit difference were measured on trained models of 2 to
-# 16 layers (docs/exporting.md). Both bounds are several times the values seen.
+# Casting to 16 bits changes weights by up to a relative 2^-9, and each target's loss in either
+# direction. Spread per target and largest logit difference were measured on trained models with 2
+# to 16 layers. Both bounds (docs/exporting.md) are several times the measured values.
 ROUNDING_SPREAD = 0.1  # nats, over the square root of the number of targets
 ROUNDING_LOGIT_DIFFERENCE = 0.1  # of the largest logit
 HALF_TYPES = ("bfloat16", "float16")
@@ -68,7 +68,7 @@ class Trained(Record, frozen=True, kw_only=True):
 
 
 class RowOutputs(Record, frozen=True):
-    """A model's results on the same rows; one tensor of logits [T, V] for each probe."""
+    """A model's outputs on the same rows; one tensor of logits [T, V] per probe."""
 
     loss: float
     n_targets: int
@@ -85,8 +85,8 @@ def export_model(
 ) -> ExportRecord:
     """Merge, write weights, tokenizer and card, and compare the files with the trained model.
 
-    ``card`` renders the model card from the names of the base's license files, too, or, if its last
-    argument is true, that of the adapter.
+    ``card`` renders the model card, or the adapter's if its last argument is true; its third
+    argument lists the base's license files.
     Raises TrainingError, leaving nothing behind, if these are not the scored weights, or merging
     changed loss or logits by more than rounding does.
     """
@@ -147,7 +147,7 @@ def _write_weights(
     check_space([(folder.parents[1], n_bytes, "the merged model")])
     with show_activity(lambda: f"writing {folder}"):
         plain.save_pretrained(folder, safe_serialization=True, max_shard_size=MAX_SHARD)
-    # Only one of the two models may be in memory.
+    # Only one of the two models may be in memory at a time.
     del model, plain
     gc.collect()
     # The files as users load them, but in fp32, to measure only what the files lost.
@@ -157,12 +157,12 @@ def _write_weights(
     comparison = compare_outputs(before, after, n_rows=len(sample), dtype=name)
     if not comparison.holds:
         raise TrainingError(
-            f"{spec.expert}: merging moved the held-out loss from"
+            f"{spec.expert}: merging changed the held-out loss from"
             f" {comparison.loss_before_merge:.6g} to {comparison.loss_after_merge:.6g}"
             f" ({comparison.allowed_loss_difference:.2g} allowed) and the logits by"
             f" {comparison.max_logit_difference:.3g}"
-            f" ({comparison.allowed_logit_difference:.2g} allowed); export.dtype fp32 rounds"
-            f" nothing, and the adapter stays unmerged in {trained.folder}"
+            f" ({comparison.allowed_logit_difference:.2g} allowed); export.dtype fp32 avoids"
+            f" rounding, and the unmerged adapter stays in {trained.folder}"
         )
     log.info(
         "held-out loss of the trained model %.6g, of the %s files %.6g (%d rows)",
@@ -180,7 +180,7 @@ def sample_rows(rows: PackedRows) -> PackedRows:
 
 
 def make_probes(rows: PackedRows) -> list[torch.Tensor]:
-    """Return beginnings of documents, [1, T] each: first those at the beginnings of rows."""
+    """Return beginnings of documents, [1, T] each, those at the start of a row first."""
     ids_NL = rows.take_ids(np.arange(min(len(rows), N_PROBES)))
     places = []
     for i, ids in enumerate(ids_NL):
@@ -201,7 +201,7 @@ def compute_outputs(model: Any, rows: PackedRows) -> RowOutputs:
     config = lm.config.get_text_config()
     if not all(tensor.shape[-1] == config.vocab_size for tensor in logits):
         raise TrainingError(
-            f"{lm.config.model_type}: its config says {config.vocab_size} tokens, its head has"
+            f"{lm.config.model_type}: its config states {config.vocab_size} tokens, its head has"
             f" {logits[0].shape[-1]}; correct vocab_size in the base model's config.json"
         )
     return RowOutputs(loss, n_targets, logits)
@@ -214,7 +214,7 @@ def compare_outputs(
     if dtype in HALF_TYPES:
         loss += ROUNDING_SPREAD / math.sqrt(trained.n_targets)
         logits = ROUNDING_LOGIT_DIFFERENCE
-    largest = max(float(said.abs().max()) for said in trained.logits)
+    largest = max(float(tensor.abs().max()) for tensor in trained.logits)
     pairs = zip(trained.logits, written.logits, strict=True)
     differences = [(now - then).abs().max() for then, now in pairs]
     return MergeComparison(
@@ -223,7 +223,7 @@ def compare_outputs(
         n_rows_compared=n_rows,
         n_targets=trained.n_targets,
         allowed_loss_difference=loss,
-        # torch's maximum keeps NaN, Python's may lose it.
+        # torch's max propagates NaN, Python's may lose it.
         max_logit_difference=float(torch.stack(differences).max()),
         allowed_logit_difference=logits * max(1.0, largest),
     )

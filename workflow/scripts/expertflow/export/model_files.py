@@ -1,4 +1,4 @@
-"""Find the weights to export, choose their type, and write the files beside them."""
+"""Check the weights to export, choose their dtype, and write the files next to them."""
 
 from collections import Counter
 from pathlib import Path
@@ -29,10 +29,10 @@ STORED = {"F64": "fp32", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
 def check_weights(model: Any, published: Published, folder: Path) -> None:
-    """Raise TrainingError if a model has other weights than evaluation chose and scored."""
+    """Raise TrainingError unless a model has the weights that evaluation chose and scored."""
     adapter, trained = hasattr(model, "merge_and_unload"), (".lora_", f".{WHOLE}.")
     for name, parameter in model.named_parameters():
-        # The hash covers trainable parameters, and loading has frozen them all.
+        # The hash covers trainable parameters, and loading froze them all.
         parameter.requires_grad_(not adapter or any(part in name for part in trained))
     found = weights_sha256(model)
     model.requires_grad_(False)
@@ -44,7 +44,7 @@ def check_weights(model: Any, published: Published, folder: Path) -> None:
 
 
 def find_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.dtype:
-    """Return the type of merged weights; ``auto`` is the base's most common one."""
+    """Return the dtype of the merged weights; ``auto`` is the base's most common one."""
     if choice != "auto":
         return DTYPES[choice]
     from safetensors import safe_open
@@ -66,7 +66,7 @@ def find_dtype(choice: Literal["auto", "fp32", "bf16"], base: Path) -> torch.dty
 
 
 def cast_weights(model: Any, dtype: torch.dtype) -> None:
-    """Cast parameters one by one, so that no second copy of the model is held."""
+    """Cast parameters one by one, to avoid a second copy of the model."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
@@ -81,7 +81,7 @@ def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, .
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(path.read_bytes())
     if layout.chat_template is not None:
-        # Training's template, maybe set by the manifest, overrides that of the settings.
+        # Training's template, possibly set by the manifest, overrides the tokenizer's.
         (folder / "chat_template.jinja").write_text(layout.chat_template, encoding="utf-8")
     texts = {path.name for pattern in LICENSE_FILES for path in folder.glob(pattern)}
     return tuple(sorted(texts))
@@ -103,9 +103,9 @@ def read_system_prompt(folder: Path) -> str | None:
 def set_decoding(model: Any, decoding: Decoding, *, end_id: int, text_end_id: int) -> None:
     """Write the decoding settings to the generation config; temperature 0 is greedy.
 
-    They replace the base model's: sampling settings are invalid beside greedy ones, and penalties
+    They replace the base model's: sampling settings are invalid with greedy ones, and penalties
     would change the scored answers. The base's end tokens are kept. Stop texts apply only if
-    ``generate`` is given the tokenizer.
+    ``generate`` gets the tokenizer.
     """
     own = model.generation_config
     ends = sorted(end_ids(own, end_id, text_end_id))

@@ -12,14 +12,14 @@ from expertflow.export.records import ADAPTER_CARD, CARD, export_command
 
 log = logging.getLogger(__name__)
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-# Of the merged model, what an adapter leaves out.
+# Files of the merged model that are not pushed with an adapter.
 MERGED_ONLY = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
 def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) -> str:
-    """Upload one commit and return its address; raise ConfigError if that cannot be done.
+    """Upload one commit and return its URL; raise ConfigError if that fails.
 
-    The token is the client's own, of ``hf auth login`` or HF_TOKEN; nothing here shows it.
+    The token is the client's own, from ``hf auth login`` or HF_TOKEN; it is never shown.
     """
     files = find_files(results, adapter=adapter)
     import httpx2
@@ -29,9 +29,9 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     if get_token() is None:
         raise ConfigError(
-            f"{repository}: no token; run 'hf auth login', or set HF_TOKEN to one that may write"
+            f"{repository}: no token; run 'hf auth login', or set HF_TOKEN to one that can write"
         )
-    # Only now, as hashing large weights takes minutes.
+    # Only now, because hashing large weights takes minutes.
     records = ("training.json", "evaluation.json", "export.json") if adapter else ("export.json",)
     # A card may have been edited: it quotes the data.
     cards = [results / "merged" / name for name in (CARD, ADAPTER_CARD)]
@@ -43,8 +43,8 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
         api.create_repo(repository, private=not public, exist_ok=True)
         old = sorted(filter(_is_weights, set(api.list_repo_files(repository)) - set(files)))
         if old:
-            told = "removed from %s, whose history keeps them, as they would be loaded, too: %s"
-            log.info(told, repository, ", ".join(old))
+            message = "removed from %s (its history keeps them), because they would be loaded: %s"
+            log.info(message, repository, ", ".join(old))
         done = api.create_commit(
             repository,
             [*added, *map(CommitOperationDelete, old)],
@@ -57,7 +57,7 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no status"
         raise ConfigError(
-            f"{repository}: the hub refuses it ({status}); log in with a token that may write there"
+            f"{repository}: the hub refused it ({status}); log in with a token that can write there"
         ) from error
     except (httpx2.HTTPError, OSError) as error:
         raise ConfigError(
@@ -68,12 +68,12 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
 
 
 def _is_weights(name: str) -> bool:
-    # An old model.safetensors is loaded before new shards, an adapter before any of them.
+    # An old model.safetensors takes precedence over new shards, an adapter over both.
     return "/" not in name and any(fnmatch(name, p) for p in (*MERGED_ONLY, *ADAPTER_FILES))
 
 
 def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
-    """Return what is uploaded, by its name in the repository."""
+    """Return the files to upload, by their name in the repository."""
     merged = results / "merged"
     export = export_command(results)
     if not (merged / CARD).is_file():
@@ -86,15 +86,15 @@ def find_files(results: Path, *, adapter: bool) -> dict[str, Path]:
     published = read_part(Published, results / "evaluation.json", "published")
     folder, card = results / "checkpoint" / published.path, merged / ADAPTER_CARD
     if not (folder / ADAPTER_FILES[0]).is_file():
-        raise ConfigError(f"{folder}: holds no adapter; leave --adapter out")
+        raise ConfigError(f"{folder}: contains no adapter; omit --adapter")
     base, kind = (read_part(str, results / "model.json", key) for key in ("name", "kind"))
-    # peft would look for a folder of this name on the reader's machine.
+    # peft would look for a folder with this name on the user's machine.
     if kind != "hub":
         raise ConfigError(
-            f"{folder}: its base {base} is on this machine only; leave --adapter out, and the"
-            " merged model is pushed"
+            f"{folder}: its base {base} is on this machine only; omit --adapter to push the"
+            " merged model"
         )
     if not card.is_file() or published.weights_sha256 not in card.read_text(encoding="utf-8"):
-        raise ConfigError(f"{merged}: no card of the adapter in {folder}; export again: {export}")
+        raise ConfigError(f"{merged}: no card for the adapter in {folder}; export again: {export}")
     texts = {n: path for n, path in found.items() if not any(map(path.match, MERGED_ONLY))}
     return texts | {CARD: card} | {name: folder / name for name in ADAPTER_FILES}

@@ -8,14 +8,14 @@ from msgspec import field
 from expertflow.core.records import Record
 from expertflow.evaluate.records import Decoding
 
-# Cards in the merged model's folder: its own, and one for the adapter pushed by itself.
+# Cards in the merged model's folder: its own, and one for pushing the adapter alone.
 CARD = "README.md"
 ADAPTER_CARD = ".adapter_card.md"
 
 
 def export_command(folder: Path) -> str:
-    """Return the command that exports the expert of a folder of results."""
-    # Resolved, as the folder may be given as a dot.
+    """Return the command that exports the expert of a results folder."""
+    # Resolved, because the folder may be given as a dot.
     return f"snakemake --cores 8 results/{folder.resolve().name}/export.json"
 
 
@@ -23,9 +23,9 @@ MergedInto = Literal["base", "dequantized base"] | None
 
 
 class ExportSpec(Record, frozen=True, kw_only=True):
-    """Settings of ``export_model``. ``dtype`` auto keeps the type of the base model's weights.
+    """Settings of ``export_model``. ``dtype`` auto keeps that of the base model's weights.
 
-    ``hub_datasets`` are the card's, by source; ``system_prompt`` is that of the training chats.
+    ``hub_datasets`` are the card's, by source; ``system_prompt`` is the one used in training.
     """
 
     expert: str
@@ -40,8 +40,8 @@ class ExportSpec(Record, frozen=True, kw_only=True):
 class ExportRecord(Record, frozen=True, kw_only=True):
     """An exported model, merged if an adapter was trained (null ``merged_into``: no adapter).
 
-    Losses, in nats a target over some held-out rows, and logits compare the trained model with the
-    written files. ``published_step`` is the step of these weights.
+    Losses, in nats per target over some held-out rows, and logits compare the trained model with
+    the written files. ``published_step`` is the step of these weights.
     """
 
     expert: str
@@ -58,7 +58,7 @@ class ExportRecord(Record, frozen=True, kw_only=True):
 
 
 class MergeComparison(Record, frozen=True, kw_only=True):
-    """Differences from the trained model, in nats a target and absolute logits, with bounds."""
+    """Differences from the trained model, in nats per target and absolute logits, with bounds."""
 
     loss_before_merge: float
     loss_after_merge: float

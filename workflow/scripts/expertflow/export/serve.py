@@ -24,9 +24,9 @@ from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.load import load_base, plain_attention
 
-# Oldest cards with bf16 (Ampere).
+# The first cards with bf16 (Ampere).
 BF16_CAPABILITY = (8, 0)
-HELP = "/reset forgets the chat, /quit leaves, Ctrl-C ends an answer"
+HELP = "/reset clears the chat, /quit exits, Ctrl-C stops an answer"
 Show = Callable[[str], None]
 
 
@@ -39,7 +39,10 @@ class ServedExpert(Record, frozen=True):
     system_prompt: str | None = None
 
     def prompt_ids(self, turns: list[Turn]) -> list[int]:
-        """Tokenize as in training, without a template the last turn; ConfigError if it refuses."""
+        """Tokenize as in training, or only the last turn without a template.
+
+        Raise ConfigError if the text is not UTF-8 or the template rejects the chat.
+        """
         try:
             "".join(turn.content for turn in turns).encode()
         except UnicodeEncodeError as error:
@@ -54,13 +57,13 @@ class ServedExpert(Record, frozen=True):
             try:
                 segments, _answer = split_question(Renderer(self.layout), body)
             except Reject as reject:
-                why = f"the model's chat template refuses this chat: {reject}"
-                raise ConfigError(why) from reject
+                message = f"the model's chat template rejects this chat: {reject}"
+                raise ConfigError(message) from reject
         ids: list[int] = tokenize([segments], self.engine).ids[0].tolist()
         return ids
 
     def generate_answer(self, turns: list[Turn], show: Show) -> str:
-        """Stream an answer until Ctrl-C; ConfigError without a position for one, or memory."""
+        """Stream an answer until Ctrl-C; raise ConfigError if positions or memory run out."""
         ids = self.prompt_ids(turns)
         settings = copy.deepcopy(self.model.generation_config)
         n_positions = positions_of(self.model.config)
@@ -69,7 +72,7 @@ class ServedExpert(Record, frozen=True):
             if settings.max_new_tokens <= 0:
                 raise ConfigError(
                     f"the prompt has {len(ids)} tokens and the model {n_positions} positions;"
-                    " shorten it, or begin anew with /reset"
+                    " shorten it, or start over with /reset"
                 )
         stream = Stream(self.engine, settings, show)
         prompt = torch.tensor([ids], device=self.model.device)
@@ -83,8 +86,8 @@ class ServedExpert(Record, frozen=True):
                     streamer=stream,
                 )
         except torch.OutOfMemoryError as error:
-            why = f"the card has no room for a chat of {len(ids)} tokens and more"
-            raise ConfigError(f"{why}; shorten it, or begin anew with /reset") from error
+            message = f"the card has too little memory for a chat of {len(ids)} tokens and more"
+            raise ConfigError(f"{message}; shorten it, or start over with /reset") from error
         stream.end()
         return stream.shown
 
@@ -99,10 +102,10 @@ class Stream(BaseStreamer):  # type: ignore[misc]
         self._ids: list[int] | None = None
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt in the first call, then each token."""
+        """Receive the prompt in the first call, then each token."""
         if self._ids is None:
             prompt = self._engine.decode(value.reshape(-1).tolist())
-            # Templates of thinking models open the thoughts.
+            # Templates of reasoning models open the thinking block.
             self._opened = THINK if prompt.rstrip().endswith(THINK) else ""
             self._ids = []  # the prompt is not shown
             return
@@ -115,7 +118,7 @@ class Stream(BaseStreamer):  # type: ignore[misc]
     def _emit(self, *, final: bool) -> None:
         text = self._opened + self._engine.decode(self._ids or [])
         text = cut_visible(text, self._stops, final=final)
-        # While a character is incomplete the text may still change, so that is held back.
+        # Held back while a character is incomplete, because the text may still change.
         if len(text) > len(self.shown):
             piece, self.shown = text[len(self.shown) :], text
             self._show(piece)
@@ -139,7 +142,7 @@ def cut_visible(text: str, stops: tuple[str, ...], *, final: bool) -> str:
 def load_expert(folder: Path, *, max_new_tokens: int) -> ServedExpert:
     """Load an exported model offline, on a card if there is one; raise ConfigError if missing."""
     if max_new_tokens < 1:
-        raise ConfigError(f"--max-new-tokens {max_new_tokens}: give 1 or more")
+        raise ConfigError(f"--max-new-tokens {max_new_tokens}: must be 1 or more")
     place = find_model(folder)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
@@ -151,7 +154,7 @@ def load_expert(folder: Path, *, max_new_tokens: int) -> ServedExpert:
         name=folder.resolve().name,
         model=model,
         engine=Engine(place),
-        # AutoTokenizer would ask on standard input whether to run a tokenizer's own code.
+        # AutoTokenizer would ask on standard input whether to run a tokenizer's custom code.
         tokenizer=PreTrainedTokenizerFast.from_pretrained(place, local_files_only=True),
         layout=read_layout(place, choice="auto", text_special_tokens="plain"),
         system_prompt=read_system_prompt(place),
@@ -163,13 +166,13 @@ def find_model(folder: Path) -> Path:
         if (place / "config.json").is_file():
             return place
     if (folder / "adapter_config.json").is_file():
-        raise ConfigError(f"{folder}: an adapter without its base; name the expert's folder")
+        raise ConfigError(f"{folder}: an adapter without its base; pass the expert's folder")
     raise ConfigError(f"{folder}: no exported model here; make one with: {export_command(folder)}")
 
 
 def answer_once(expert: ServedExpert, system: str | None, text: str, show: Show) -> None:
     if not text.strip():
-        raise ConfigError("nothing to answer: give --prompt, or text on standard input")
+        raise ConfigError("nothing to answer; pass --prompt, or text on standard input")
     expert.generate_answer(
         [*_opening(expert, system), Turn(role="user", content=text, learned=False)], show
     )

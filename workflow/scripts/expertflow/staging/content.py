@@ -16,7 +16,7 @@ N_KEY = 20
 
 
 class Content(Record, frozen=True, kw_only=True):
-    """Files below ``source`` by relative name, with their sizes. Links are followed."""
+    """Files below ``source`` by relative path, with their sizes. Links are followed."""
 
     kind: Kind
     key: str
@@ -29,7 +29,7 @@ class Content(Record, frozen=True, kw_only=True):
 
     @property
     def largest(self) -> Path:
-        """The largest file, with links resolved, as a hub's cache holds links."""
+        """The largest file, with links resolved, because the hub cache contains links."""
         return (self.source / max(self.sizes, key=self.sizes.__getitem__)).resolve()
 
 
@@ -39,7 +39,7 @@ def rows_key(*sha256s: str) -> str:
 
 
 def weights_key(source: Path, weights_sha256: str) -> str:
-    """Derive a model's key from its weights' hash and the small files beside them."""
+    """Derive a model's key from its weights' hash and the small files next to them."""
     names = (name for name in _names("weights", source) if not name.endswith(WEIGHTS))
     beside = {name: sha256_file(source / name) for name in names}
     return sha256_json([weights_sha256, beside])[:N_KEY]
@@ -60,18 +60,18 @@ def read_content(kind: Kind, source: Path, key: str) -> Content:
     """Raise DataError if there are no files to stage, or one is a dangling link."""
     sizes = {name: (source / name).stat().st_size for name in _names(kind, source)}
     if not sizes:
-        raise DataError(f"{source}: no {kind} there; {REPAIR}")
+        raise DataError(f"{source}: no {kind} found; {REPAIR}")
     return Content(kind=kind, key=key, source=source, sizes=sizes)
 
 
 def _names(kind: Kind, source: Path) -> Iterator[str]:
     for path in sorted(source.glob("*") if kind == "weights" else source.rglob("*")):
-        # Mistral's repositories hold the same weights once more, under that name.
+        # Mistral's repositories contain the same weights a second time, under that name.
         is_weights = path.suffix == WEIGHTS and not path.name.startswith("consolidated")
         if kind == "weights" and not is_weights and path.suffix not in BESIDE:
             continue
         if path.is_symlink() and not path.exists():
             # Skipping it would stage a model that looks complete.
-            raise DataError(f"{path}: a link to {path.readlink()}, which is gone; put it back")
+            raise DataError(f"{path}: a link to {path.readlink()}, which is missing; restore it")
         if path.is_file():
             yield path.relative_to(source).as_posix()

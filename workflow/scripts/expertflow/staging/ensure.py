@@ -18,7 +18,7 @@ from expertflow.staging.records import AUTO, NO_SCRATCH, Staged, StageSpec, Stag
 
 log = logging.getLogger(__name__)
 
-# Local file systems, from which a copy to another disk seldom pays off.
+# Local file systems; a copy from these to another disk rarely pays off.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "ntfs", "ntfs3",
          "vfat", "exfat", "apfs", "hfs"}  # fmt: skip
 # Share of free memory for files that stay there once read; the rest is left to training.
@@ -48,12 +48,12 @@ def plan_staging(*, expert: str, spec: StageSpec, rows: Content, weights: Conten
 def open_staged(
     record: StagingRecord, *, weights_sha256: str | None = None, with_rows: bool = True
 ) -> Iterator[Places]:
-    """Repeat recorded staging on this machine, and hold the copies while they are read.
+    """Repeat recorded staging on this machine, and keep the copies while they are read.
 
-    What cannot be copied is read in place, logged and noted. ``weights_sha256`` is the model's
-    hash, as files beside its weights may have changed. Raises HardwareError if files vanish,
-    TransientError if from a copy, as a rerun copies again, and DataError if a source is missing or
-    differs from its manifest.
+    What cannot be copied is read in place, logged and recorded. ``weights_sha256`` is the model's
+    hash, because files next to its weights may have changed. Raises HardwareError if a source
+    vanishes, TransientError if a copy does (a rerun copies again), and DataError if a source is
+    missing or differs from its manifest.
     """
     before = [record.rows, record.weights] if with_rows else [record.weights]
     if weights_sha256 is not None:
@@ -90,12 +90,12 @@ def _stage(
     others: list[Staged],
     recorded: Staged | None = None,
 ) -> Staged:
-    """Choose a place for content in view of the others, and copy it; ``holds`` keeps the copy."""
+    """Choose a place for content, given the others, and copy it; ``holds`` keeps the copy."""
     promised = sum(other.n_bytes for other in others if other.action == "pre_read")
     scratch, note = choose_place(content, spec, recorded=recorded, promised_bytes=promised)
     if scratch is None:
         return note
-    # Imported late: that takes longer than finding that nothing needs to be copied.
+    # Imported here: the import takes longer than finding that nothing needs to be copied.
     from expertflow.staging.store import NotStagedError, ensure_staged, open_store
 
     try:
@@ -105,7 +105,7 @@ def _stage(
     except OSError as error:
         what = error.strerror or str(error)
         if error.errno in FULL:
-            what = f"{what}, though there seemed to be room"
+            what = f"{what}, although there seemed to be enough space"
         return _fall_back(note, f"{scratch}: {what}")
     holds.enter_context(copy.hold)
     return replace(
@@ -118,7 +118,7 @@ def _stage(
 
 
 def _fall_back(note: Staged, reason: str) -> Staged:
-    log.warning("%s are read where they are: %s", note.kind, reason)
+    log.warning("%s are read in place: %s", note.kind, reason)
     return replace(note, reason=reason, is_fallback=True)
 
 
@@ -132,7 +132,7 @@ def _will_need(paths: list[Path]) -> None:
 
 
 def _check_there(note: Staged) -> None:
-    # A source may vanish, as a job's scratch does at its end.
+    # A source may vanish, as a job's scratch directory does when the job ends.
     place = Path(note.target or note.source)
     try:
         is_there = read_content(note.kind, place, note.key).n_bytes == note.n_bytes
@@ -140,9 +140,9 @@ def _check_there(note: Staged) -> None:
         is_there = False
     if not is_there:
         is_copy = note.target is not None
-        fix = "run again to copy them" if is_copy else "put them back and run again"
+        fix = "run again to copy them" if is_copy else "restore them and run again"
         raise (TransientError if is_copy else HardwareError)(
-            f"{place}: {note.kind} went away while they were read; {fix}, and training goes on"
+            f"{place}: {note.kind} vanished while being read; {fix}, and training resumes"
             " from its last checkpoint"
         )
 
@@ -152,8 +152,8 @@ def choose_place(
 ) -> tuple[Path | None, Staged]:
     """Return where to copy content on this machine (null: read in place), and why.
 
-    ``recorded`` is an earlier choice, maybe elsewhere, which is reused if it exists here.
-    ``promised_bytes`` of memory will hold other content.
+    ``recorded`` is an earlier choice, maybe on another machine; it is reused if it exists here.
+    ``promised_bytes`` of memory are reserved for other content.
     """
     note = _note(content)
     if spec.scratch is None:
@@ -163,18 +163,18 @@ def choose_place(
     kind = disk.file_system(content.largest)
     note = replace(note, source_file_system=kind)
     if kind in disk.IN_MEMORY:
-        return None, replace(note, reason=f"it lies in memory ({kind})")
+        return None, replace(note, reason=f"it is in memory ({kind})")
     if spec.scratch != AUTO:
         methods = {"source_read_method": SET, "target_read_method": SET}
         return _set_directory(spec.scratch), replace(note, reason="scratch is set", **methods)
     if kind in LOCAL:
         return None, replace(note, reason=f"it is on a local disk already ({kind})")
-    # Imported late: it takes 0.1 s, and local sources do not need it.
+    # Imported here: it takes 0.1 s, and local sources do not need it.
     from expertflow.hardware import probe
 
     free = probe.free_memory_bytes()
     if promised_bytes + content.n_bytes < MEMORY_SHARE * free:
-        reason = f"it fits into memory ({content.n_bytes / 1e9:.2f} of {free / 1e9:.0f} GB free)"
+        reason = f"it fits in memory ({content.n_bytes / 1e9:.2f} of {free / 1e9:.0f} GB free)"
         return None, replace(note, reason=reason, action="pre_read")
     if recorded is not None and recorded.target is not None:
         # {scratch}/expertflow-{user id}/{key}/files
@@ -197,14 +197,15 @@ def _set_directory(setting: str) -> Path:
     kind = disk.file_system(place.resolve())
     if kind in disk.IN_MEMORY:
         raise HardwareError(
-            f"scratch {setting}: is memory ({kind}), which training needs; name a disk, or set auto"
+            f"scratch {setting}: is in memory ({kind}), which training needs; set a directory on a"
+            " disk, or auto"
         )
     return place
 
 
 def _may_hold(place: Path, content: Content) -> bool:
     return (
-        # Below a closed folder is_dir() raises.
+        # Below an inaccessible folder, is_dir() raises.
         os.access(place, os.X_OK)
         and place.is_dir()
         and place.stat().st_dev != content.largest.stat().st_dev
@@ -220,7 +221,7 @@ def _choose_fastest(content: Content, note: Staged) -> tuple[Path | None, Staged
     note = replace(note, source_read_bytes_per_s=speed, source_read_method=how)
     where = f"it is on {note.source_file_system or 'an unknown file system'}"
     if not any(speeds):
-        reason = f"{where}, and no disk of this machine could be measured"
+        reason = f"{where}, and no disk on this machine could be measured"
         return None, replace(note, reason=reason)
     fastest, best = max(speeds), found[speeds.index(max(speeds))]
     source = f"an unknown speed ({how})" if speed is None else f"{speed / 1e9:.2f} GB/s"

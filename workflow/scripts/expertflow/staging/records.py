@@ -6,7 +6,7 @@ from expertflow.core.records import Record
 
 AUTO = "auto"
 NO_SCRATCH = "scratch is null"
-NOT_NEEDED = "not measured: it decides nothing here"
+NOT_NEEDED = "not measured: it has no effect here"
 Kind = Literal["rows", "weights"]
 
 

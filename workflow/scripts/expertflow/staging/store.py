@@ -6,8 +6,8 @@
     .{key}.lock     exclusive while making or removing the copy, shared while reading it
     .{key}.partial  an unfinished copy
 
-A copy counts only with its ``done.json``. Locks are flocks, released when the process ends in any
-way. ``make prune`` removes copies that no result refers to.
+A copy counts only with its ``done.json``. Locks are flocks, released however the process
+ends. ``make prune`` removes copies that no result refers to.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 MARKER, FILES = "done.json", "files"
 # Free space required, as a multiple of a copy's size.
 SPACE_RESERVE = 1.1
-# Attempts to replace a damaged copy before the disk is distrusted.
+# Attempts to replace a damaged copy before giving up on the disk.
 N_TRIES = 3
 # Others may be verifying a damaged copy; training holds it longer than this.
 PATIENCE_S, PAUSE_S = 30.0, 0.05
@@ -52,7 +52,7 @@ class NotStagedError(Exception):
 
 
 class CopyCancelled(Exception):
-    """Another file could not be copied, so this one need not be."""
+    """Another file could not be copied, so this one is not needed."""
 
 
 class FileHashes(Record, frozen=True, kw_only=True):
@@ -84,14 +84,14 @@ def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_
         # The system may delete old files.
         os.utime(lock.fileno())
         while True:
-            wait_for_lock(lock, f"{folder}: another process copies it", shared=True)
+            wait_for_lock(lock, f"{folder}: another process is copying it", shared=True)
             marker = _find(folder)
             if marker is not None and marker.id != bad:
                 # This process has verified its own copy already.
                 if marker.id == made or _is_intact(folder / FILES, marker):
                     unless_used.pop_all()
                     return Copy(folder=folder / FILES, seconds=seconds, hold=lock)
-                log.warning("%s: damaged, copied again", folder)
+                log.warning("%s: damaged; copying again", folder)
                 bad = marker.id
             fcntl.flock(lock, fcntl.LOCK_UN)
             if flock(lock):
@@ -103,7 +103,7 @@ def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_
                     made = _make(content, root).id
                     seconds, n_made = time.perf_counter() - start, n_made + 1
             elif waited_s > patience_s:
-                raise NotStagedError(f"{folder} is damaged and another process reads it")
+                raise NotStagedError(f"{folder} is damaged and another process is reading it")
             else:
                 time.sleep(PAUSE_S)
                 waited_s += PAUSE_S
@@ -111,19 +111,19 @@ def ensure_staged(content: Content, root: Path, *, patience_s: float = PATIENCE_
 
 def open_store(scratch: Path) -> Path:
     """Open or make this user's store; raise NotStagedError if others may write there."""
-    # By user, so that users of a shared disk do not lock each other out.
+    # Per user, so that users of a shared disk do not lock each other out.
     root = scratch / f"expertflow-{os.geteuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise NotStagedError(f"{root} is not a directory that you alone may write to")
+        raise NotStagedError(f"{root} is not a directory that only you can write to")
     return root
 
 
 def prune_copies(results: Path, *, dry_run: bool = False) -> list[Path]:
     """Remove and return copies that no expert's staging refers to and nobody reads."""
     records = sorted(results.glob("*/staging.json"))
-    # Only a key, as a record may be of an earlier version.
+    # Only these keys, because a record may be from an earlier version.
     notes = [read_part(dict[str, Any], r, kind) for r in records for kind in ("rows", "weights")]
     # {scratch}/expertflow-{user id}/{key}/files
     copies = {Path(note["target"]).parent for note in notes if note.get("target")}
@@ -163,7 +163,7 @@ def _is_intact(folder: Path, marker: Marker) -> bool:
 
 def _make(content: Content, root: Path) -> Marker:
     folder, partial = root / content.key, root / f".{content.key}.partial"
-    # The marker first, as it makes the copy count.
+    # The marker first, because it makes the copy count.
     for path in (folder / MARKER, folder, partial):
         remove(path)
     try:
@@ -176,8 +176,7 @@ def _make(content: Content, root: Path) -> Marker:
         hashes = _copy_files(content.source, partial / FILES, names)
         if key_of(content.kind, {name: h.sha256 for name, h in hashes.items()}) != content.key:
             raise DataError(
-                f"{content.source}: its files are not those that were recorded as {content.kind};"
-                f" {REPAIR}"
+                f"{content.source}: its files are not the recorded {content.kind}; {REPAIR}"
             )
         marker = Marker(id=secrets.token_hex(8), files=dict(sorted(hashes.items())))
         if not _is_intact(partial / FILES, marker):
@@ -189,7 +188,7 @@ def _make(content: Content, root: Path) -> Marker:
         write_record(folder / MARKER, marker)
         return marker
     finally:
-        # A complete copy was renamed by now.
+        # A complete copy has been renamed by now.
         remove(partial)
 
 
@@ -243,7 +242,7 @@ def _copy_file(source: Path, target: Path, stop: Event) -> FileHashes:
             n_bytes += out.write(chunk)
         out.flush()
         os.fsync(out.fileno())
-        # So that verification reads the disk and not the page cache.
+        # Makes verification read the disk, not the page cache.
         os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return FileHashes(n_bytes=n_bytes, xxh3_128=fast.hexdigest(), sha256=exact.hexdigest())
 
