@@ -153,7 +153,7 @@ def nested(n_levels: int) -> Any:
 
 # By error message, so that each forgery is rejected for its own reason.
 FORGERIES: dict[str, dict[str, Forge]] = {
-    "does not lie in results/e, or has a name": {title: members(name) for title, name in {
+    "is not in results/e, or has a name": {title: members(name) for title, name in {
         "absolute": "/etc/passwd", "two slashes": "//results/e/x", "above": "../results/e/x",
         "up and down": "results/e/../../x", "ends above": "results/e/x/..", "dot": "results/e/./x",
         "empty part": "results/e//x", "empty": "", "newline": "results/e/x\n",
@@ -163,7 +163,7 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         "results/e/", "outside": "state/e/x", "256 characters": LONG_PART + "n",
         "256 bytes": "results/e/" + "é" * 128, "1025 bytes": LONG_NAME + "d",
     }.items()},
-    "is no name of an expert": {
+    "is not the name of an expert": {
         f"expert {expert[:9]!r}": index(sealed(expert=expert, members=[]))
         for expert in ("", ".", "..", "a/b", "e\n", "x" * 300)
     },
@@ -172,14 +172,14 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         "out of order": members("results/e/y", "results/e/x"),
         "a negative size": members("results/e/x", "results/e/y", n_bytes=-1),
     },
-    "two of its members have one place": {
+    "two of its members have the same path": {
         "a file as a folder": members("results/e/x", "results/e/x/y"),
         "case": members("results/e/A", "results/e/a"),
         "case of a folder": members("results/e/X", "results/e/x/y"),
         "unicode": members("results/e/e\u0301", "results/e/\u00e9"),
         "ligature": members("results/e/fi", "results/e/\ufb01"),
     },
-    "is a bundle of format 3 and this code reads 2": {"format": index(sealed(format=FORMAT + 1))},
+    "is a bundle of format 3, but this code reads 2": {"format": index(sealed(format=FORMAT + 1))},
     f"{INDEX}.kind: ": {"another kind": index(sealed(kind="parcel"))},
     f"{INDEX}: object contains unknown field extra": {"a key too many": index(sealed(extra=1))},
     f"{INDEX}.members[0].n_bytes": {"a size that is text": members("results/e/x", n_bytes="1")},
@@ -200,7 +200,7 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         "100,000 levels": index(b"[" * 100_000 + b"]" * 100_000),
     },
     "is nested deeper than 40 levels": {"41 levels": index(text(nested(40)))},
-    "model.safetensors is not as the index says": {
+    "model.safetensors does not match the index": {
         # Links, devices, a directory, a pipe, a contiguous and a sparse file.
         **{f"type {kind}": second(type=kind.encode(), linkname="/x") for kind in "1234567S"},
         **{f"pax {key}": second(pax_headers={key: value}) for key, value in {
@@ -211,16 +211,16 @@ FORGERIES: dict[str, dict[str, Forge]] = {
     },
     "model.safetensors was changed": {"another content": second(content=b"WEIGHTS")},
     "ends within results/e/plan.json": {"cut in a member": whole(lambda data: data[:-1800])},
-    "its end is not as the index says": {
+    "its end does not match the index": {
         "a member too many": archive(GOOD, FIRST, SECOND, THIRD, SECOND),
         "cut in the end": whole(lambda data: data[:-1]),
     },
-    "plan.json is not as the index says": {"a member too few": archive(GOOD, FIRST, SECOND)},
-    "gpus.yaml is not as the index says": {"swapped": archive(GOOD, SECOND, FIRST, THIRD)},
-    f"{INDEX} is not as the index says": {"cut in the index": whole(lambda data: data[:700])},
-    "goes on after its end": {"a byte after": whole(lambda data: data + b"\0")},
-    f"is no bundle, as {INDEX} does not come first": {"a member before": archive(FIRST)},
-    "is no bundle; make one with make_bundle": {
+    "plan.json does not match the index": {"a member too few": archive(GOOD, FIRST, SECOND)},
+    "gpus.yaml does not match the index": {"swapped": archive(GOOD, SECOND, FIRST, THIRD)},
+    f"{INDEX} does not match the index": {"cut in the index": whole(lambda data: data[:700])},
+    "continues after its end": {"a byte after": whole(lambda data: data + b"\0")},
+    f"is not a bundle: {INDEX} does not come first": {"a member before": archive(FIRST)},
+    "is not a bundle; make one with make_bundle": {
         "compressed": whole(gzip.compress), "an empty file": whole(lambda _: b""),
         "a text": whole(lambda _: b"{}"), "zeros": whole(lambda _: bytes(10240)),
         "noise": whole(lambda _: b"\xff\xfe" * 5000),
@@ -265,14 +265,14 @@ def test_a_changed_byte_is_rejected_anywhere(tmp_path: Path) -> None:
 def test_replaced_or_unreadable_files_are_rejected(tmp_path: Path) -> None:
     index = tar.read_index(make(tmp_path / "b.tar"))
     make(tmp_path / "b.tar", code={"a rule": "of other code"})
-    with pytest.raises(DataError, match="was replaced while it was opened"):
+    with pytest.raises(DataError, match="was replaced while being opened"):
         tar.read_bundle(tmp_path / "b.tar", index, lambda _: (tmp_path / "out").open("wb"))
     for place in ("none.tar", "."):
         with pytest.raises(DataError, match="no such file; correct the path"):
             tar.read_index(tmp_path / place)
-    with pytest.raises(DataError, match="two of its members have one place"):
+    with pytest.raises(DataError, match="two of its members have the same path"):
         make(tmp_path / "c.tar", {"results/e/A": b"", "results/e/a": b""})
-    with pytest.raises(DataError, match="changed while it was packed"):
+    with pytest.raises(DataError, match="changed while being packed"):
         tar.write_bundle(tmp_path / "c.tar", index, {**ITEMS, WEIGHTS: b"WEIGHTS"})
     assert not list(tmp_path.glob("*c.tar*"))
 
@@ -376,13 +376,13 @@ def test_a_hub_model_has_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert asked == [("maker/model", "abc")], "what is there already is not asked for"
     assert hash_weights(laid_out) == hash_weights(folder)
     assert not (laid_out / "consolidated.safetensors").exists()
-    access = "get access at https://huggingface.co/maker/model and 'hf auth login'; else give a"
+    access = "get access at https://huggingface.co/maker/model and 'hf auth login'; else pass a"
     refused = Response(403, request=Request("GET", "https://huggingface.co"))
     for failure, said in (
-        (OSError("no network"), r"nor to be had from the hub \(OSError\); give a folder"),
+        (OSError("no network"), r"nor to be had from the hub \(OSError\); pass a folder"),
         (GatedRepoError("not yours", response=refused), access),
-        (XetDownloadError("broke off"), r"\(XetDownloadError\); give a folder"),
-        (ReadTimeout("too slow"), r"\(ReadTimeout\); give a folder"),
+        (XetDownloadError("broke off"), r"\(XetDownloadError\); pass a folder"),
+        (ReadTimeout("too slow"), r"\(ReadTimeout\); pass a folder"),
     ):
         failures.append(failure)
         with pytest.raises(DataError, match=said):

@@ -76,7 +76,7 @@ def test_missing_results_or_a_failing_disk_are_failed_copies(
 ) -> None:
     copies = copies_of(tmp_path, place)
     for _ in range(2):
-        with pytest.raises(SyncFailed, match=r"nothing below .*give --results and --state"):
+        with pytest.raises(SyncFailed, match=r"nothing in .*set --results and --state"):
             copies.send_all()
         (tmp_path / "results").mkdir(exist_ok=True)
     publish(tmp_path / "results" / "x", "weights of x")

@@ -64,13 +64,13 @@ def test_a_second_guard_in_a_folder_is_rejected(tmp_path: Path) -> None:
     ("options", "problem"),
     [
         (("--max-usd", "4"), "--max-usd needs --usd-per-hour"),
-        (("--usd-per-hour", "1", "--paid-since", LATER), "still to come"),
-        (("--paid-since", "9999-12-31T23:59:59-12:00"), "is no time; give it as"),
-        (("--on-finish", "stop"), "add --sync-to DEST, or --without-sync where the disk stays"),
-        (("--sync-retries", "-1"), "give 0 or more"),
-        (("--without-sync", "--on-finish", ""), "--on-finish is empty; give a command"),
-        (("--notice-command", " "), "--notice-command is empty; give a command"),
-        (("--push", "s3:///x"), "give a path, host:path"),
+        (("--usd-per-hour", "1", "--paid-since", LATER), "is in the future"),
+        (("--paid-since", "9999-12-31T23:59:59-12:00"), "is not a time; write it as"),
+        (("--on-finish", "stop"), "add --sync-to DEST, or --without-sync if the disk is kept"),
+        (("--sync-retries", "-1"), "must be 0 or more"),
+        (("--without-sync", "--on-finish", ""), "--on-finish is empty; pass a command"),
+        (("--notice-command", " "), "--notice-command is empty; pass a command"),
+        (("--push", "s3:///x"), "use a path, host:path"),
     ],
 )
 def test_contradictory_settings_are_rejected(options: tuple[str, ...], problem: str) -> None:
@@ -114,7 +114,7 @@ def test_a_snakemake_in_another_folder_is_rejected(words: list[str]) -> None:
 @pytest.mark.parametrize("option", ["--sync-to", "--push"])
 def test_a_copy_on_the_same_disk_does_not_count(here: Path, option: str) -> None:
     there = ("--sync-to", "s3://b/x", "--results", str(here / "results"), option, "bucket/run1")
-    with pytest.raises(ConfigError, match="--disk-stays where it stays"):
+    with pytest.raises(ConfigError, match="--disk-stays if the disk is kept"):
         settings(*there, "--on-finish", "stop")
     settings(*there)
     settings(*there, "--on-finish", "stop", "--disk-stays")
@@ -155,7 +155,7 @@ def test_an_unwritable_ledger_does_not_hold_back_results(tmp_path: Path) -> None
     options = ("--sync-to", str(tmp_path / "there"), "--sync-retries", "0", *guarded.HOOK)
     price = ("--usd-per-hour", "1", "--max-usd", "5")
     out = guarded.run(tmp_path, *price, *options, line=work, code=84)
-    assert "could not be written down" in out
+    assert "the ledger could not be written" in out
     assert (tmp_path / "there" / "results" / "x").read_text() == "x\n"
     assert not (tmp_path / "hook").exists()
 
@@ -285,7 +285,7 @@ STOPS = "--on-finish would stop the machine before the outcome"
         ("--on-finish stop", STOPS),
         ("--push a --on-finish=stop", STOPS),
         ("--on-fin stop", STOPS),
-        ("--push 'a", "is no shell text"),
+        ("--push 'a", "is not valid shell syntax"),
     ],
 )
 def test_impossible_options_of_a_job_end_in_one_line(text: str, problem: str) -> None:
@@ -307,7 +307,7 @@ def test_a_failed_command_is_stopped_too(tmp_path: Path) -> None:
     # The record exists, too, as it did before the command ran.
     assert '"outcome": "failed"' in (there / "guard.json").read_text()
     (sync,) = found["syncs"]
-    assert (sync["n_files"], sync["n_bytes"]) == (1, 5) and "equal" in sync["verified"]
+    assert (sync["n_files"], sync["n_bytes"]) == (1, 5) and "matches" in sync["verified"]
     assert found["on_finish"] == "run, exit code 0" and found["failures"] == []
 
 
@@ -340,7 +340,7 @@ def test_no_error_in_a_copy_ends_the_guard(tmp_path: Path, n_times: int, exit_co
     assert set(guarded.record(tmp_path)["failures"]) == {"sync: ValueError: unheard of"}
     # The machine is kept only if the results are nowhere else.
     assert (tmp_path / "hook").is_file() is (exit_code == 0)
-    kept = "not run: the results are not known"
+    kept = "not run: the results may exist nowhere else"
     assert guarded.record(tmp_path)["on_finish"].startswith(kept) is (exit_code == 84)
     assert ("NOT SYNCED" in out) is (exit_code == 84)
 
@@ -362,7 +362,7 @@ def test_an_unusable_place_is_found_before_anything_is_paid_for(tmp_path: Path) 
     ("more", "n_tries", "message"),
     [
         ("", N_HOOKS, "failed 3 times, exit code 9"),
-        ("kill -INT $PPID;", 1, "failed, exit code 9; not tried again, as a signal came"),
+        ("kill -INT $PPID;", 1, "failed, exit code 9; not retried, because a signal arrived"),
     ],
 )
 def test_a_failed_stop_command_is_reported(

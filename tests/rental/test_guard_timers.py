@@ -58,7 +58,7 @@ Cards = tuple[float | None, ...]
         (lambda s: (90.0 if s < 3 else 0.0,), 0.1, "on: 1 cards, 0.1 min below 10 %", 8.0),
         # A card without readings may be busy.
         (lambda _: (0.0, None), 0.1, "on: 2 cards, 0.1 min below 10 %", None),
-        (lambda s: (0.0 if s < 3 else None,), 0.1, "off: the cards stopped telling", None),
+        (lambda s: (0.0 if s < 3 else None,), 0.1, "off: the cards stopped reporting", None),
         (lambda _: (), 0.1, "off: no driver", None),
         (lambda _: (0.0,), 0, "off: --idle-minutes 0", None),
     ],
@@ -78,7 +78,7 @@ def test_only_cards_that_are_all_idle_end_a_run(
         found = ends_after(clock, timer)
     assert found == (after_s and (after_s, "no card was 10 % busy for 0.1 min"))
     assert timer.state.startswith(state)
-    assert caplog.text.count("stopped telling") == ("telling" in state)
+    assert caplog.text.count("stopped reporting") == ("reporting" in state)
 
 
 def test_a_notice_command_runs_every_second_with_a_five_second_limit(
@@ -117,9 +117,9 @@ def test_a_notice_command_runs_every_second_with_a_five_second_limit(
     assert n_asked_at(7.1) == 3 and n_asked_at(7.1) == 4
     asked[3].code = 127
     assert n_asked_at(8.1) == 4 and n_asked_at(8.1) == 5
-    assert caplog.messages == ["the notice command cannot be run (exit code 127): correct it"]
+    assert caplog.messages == ["the notice command cannot be run (exit code 127); correct it"]
     asked[4].code = 0
-    assert notice.poll() == "the notice command said so"
+    assert notice.poll() == "the notice command exited with 0"
     assert Notice(None).poll() is None and len(asked) == 5
 
 
@@ -181,7 +181,7 @@ def test_work_is_not_a_standstill(
         assert ended is None
     else:
         # Work until the first check, after half a second, counts.
-        why = "no file changed, no processor was used, nothing was moved for 0.1 min"
+        why = "no file changed, no CPU was used, nothing was transferred for 0.1 min"
         assert ended is not None and ended[0] <= 6.5 and ended[1] == why
 
 

@@ -153,7 +153,7 @@ def test_processes_that_survive_a_kill_are_named_and_left(command: str, code: in
     before = "supervisor.KILLED_S = 0.1; supervisor._send = lambda *_: None"
     done = supervise(["sh", "-c", command], before=before)
     assert (done.returncode, done.stdout) == (code, "")
-    assert "killed and still there: process " in done.stderr
+    assert "killed but still running: process " in done.stderr
 
 
 @pytest.mark.long

@@ -100,7 +100,7 @@ def test_a_pushed_state_comes_back_complete(place: Place, state: Path, tmp_path:
     save(state, 20, held_out_loss=1.0)
     save(state, 40, held_out_loss=2.0)
     assert push(state, store) is not None
-    message = "sums/abc: step-00000040 pulled, sha256 of every file equal"
+    message = "sums/abc: step-00000040 pulled, sha256 of every file matches"
     assert pull(tmp_path / "fresh", place.open()) == message
     back = tmp_path / "fresh" / "sums" / "abc"
     # The newest checkpoint, the best one and the logs; no lock, nothing half-written.
@@ -240,7 +240,7 @@ def test_a_state_in_use_is_left_alone(place: Place, state: Path, tmp_path: Path)
     with (busy / "lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         (message,) = pull_states(tmp_path / "fresh", store)
-    assert message.endswith("left alone")
+    assert message.endswith("a trainer is running here")
     assert files_below(busy) == ["lock"]
 
 
@@ -254,7 +254,7 @@ def test_a_store_cannot_write_outside_the_state(
     place.write(f"{KEY}/step-00000020.json", bad)
     with caplog.at_level(logging.WARNING), pytest.raises(SyncFailed, match=r"damaged.*--no-pull"):
         pull_states(tmp_path / "fresh", store)
-    assert ("not a JSON record" if name is None else "no name of a file") in caplog.text
+    assert ("not a JSON record" if name is None else "not a path inside a folder") in caplog.text
     assert not (tmp_path / "fresh" / "sums" / "abc").exists()
 
 

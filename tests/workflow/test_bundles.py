@@ -202,9 +202,7 @@ def open_with_other_weights_first(box: Box, bundle: Path, model: Path, elsewhere
     weights = elsewhere / "model.safetensors"
     right = weights.read_bytes()
     weights.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
-    assert "its weights are not those of the bundle" in box.refused_to_open(
-        bundle, "--model", elsewhere
-    )
+    assert "its weights are not the bundle's" in box.refused_to_open(bundle, "--model", elsewhere)
     weights.write_bytes(right)
     box.open(bundle, "--model", elsewhere)
     assert (box.root / "results/tiny/base_model/model.safetensors").read_bytes() == right
@@ -212,7 +210,7 @@ def open_with_other_weights_first(box: Box, bundle: Path, model: Path, elsewhere
 
 def land(box: Box, home: Box) -> None:
     results, outcome = home.root / "results" / "tiny", box.outcome()
-    assert "is not of this outcome" in home.refused_to_open(outcome, "--outcome")
+    assert "is not from this outcome" in home.refused_to_open(outcome, "--outcome")
     for path in ("merged", "checkpoint", "profile", "logs"):
         shutil.rmtree(results / path)
     for name in ("steps.jsonl", "gpu.jsonl", "report.html", "monitor.json", "preflight.json"):

@@ -1,6 +1,7 @@
-"""Collect the contents of a bundle, or of an outcome, which a GPU machine returns.
+"""Collect the contents of a bundle, or of the outcome that a GPU machine returns.
 
-A bundle has all that staging, training and the report read; an outcome results, records and logs.
+A bundle contains all that staging, training and the report read; an outcome contains results,
+records and logs.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from expertflow.train.model.base import list_model_files, weight_files
 from expertflow.train.records import ModelRecord
 
 log = logging.getLogger(__name__)
-# In an outcome.
+# Records in an outcome.
 RECORDS = ("*.json", "*.jsonl", "*.html", ".*.fingerprint")
 
 
@@ -42,13 +43,13 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
         if isinstance(path, Path) and not path.is_file():
             raise DataError(f"{path}: is missing, needed for {name}; {REPAIR}")
     paths = [path for path in items.values() if isinstance(path, Path)]
-    # Hashes of sidecars: a bundle of damaged results would be found out after the trip.
+    # By the sidecars' hashes: damage would otherwise be found only after the trip.
     stamps = check_inputs(path for path in paths if sidecar_of(path).is_file())
     members = describe_items(items)
     check_unmoved(stamps)
     if spec.own_code is not None:
         log.warning("it carries your own code, %s; opening needs --allow-own-code", spec.own_code)
-    # In the index settings files are named as they lie in the bundle.
+    # The index lists settings files by their path in the bundle.
     carried = {n: replace(f, path=f"{records.CARRIED}/{n}") for n, f in spec.files.items()}
     index = BundleIndex(
         kind="bundle",
@@ -62,7 +63,7 @@ def pack_bundle(spec: BundleSpec) -> tuple[BundleIndex, Items]:
 
 
 def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
-    """Return the records of all stages before the bundle and the files beside them; no folders."""
+    """Return the records and files of all stages before the bundle; no folders."""
     files, unrecorded = [results / "sources.lock.json"], []
     files += [results / "sources" / "locked" / f"{source.name}.json" for source in lock.sources]
     for stage in stages_before("make_bundle", asked=asked):
@@ -70,13 +71,13 @@ def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
         files += [*made, *filter(Path.is_file, map(sidecar_of, made))]
         unrecorded += [path for path in made if not sidecar_of(path).is_file()]
         for key, path in stage.files.items():
-            # Folders are packed as a whole, and need Snakemake's time stamp beside their files.
+            # Folders are packed elsewhere, because they need Snakemake's timestamp file.
             if key not in stage.stays and not path.endswith("/"):
                 files += [results / place for place in expand_path(stage, path, lock.sources)]
     if unrecorded:
         log.warning(
-            "%s and %d more records have no sidecar: damage goes unnoticed, and where the bundle is"
-            " opened later changes of their settings do",
+            "%s and %d more records have no sidecar: damage goes unnoticed, as do later changes of"
+            " their settings where the bundle is opened",
             unrecorded[0],
             len(unrecorded) - 1,
         )
@@ -87,20 +88,20 @@ def _folder_items(folder: Path) -> Items:
     files = [p for p in folder.rglob("*") if p.is_file() and p.name != records.TIMESTAMP]
     if not files:
         raise DataError(f"{folder}: is empty; delete its record and run again")
-    # Snakemake keeps the time of a folder in this file; opening sets it.
+    # Snakemake keeps a folder's timestamp in this file; opening the bundle sets it.
     return {file.as_posix(): file for file in files} | {f"{folder}/{records.TIMESTAMP}": b""}
 
 
 def _user_items(spec: BundleSpec) -> Items:
-    """Return the settings, the tuning, and what scoring reads: the user's files or generated."""
+    """Return the settings, the tuning, and what scoring reads: the user's or generated files."""
     results, items = Path("results", spec.expert), Items()
     for name, file in spec.files.items():
         if sha256_file(Path(file.path)) != file.sha256:
-            raise DataError(f"{file.path}: changed while the bundle was made; run again")
+            raise DataError(f"{file.path}: changed while the bundle was being made; run again")
         items[f"{results}/{records.CARRIED}/{name}"] = Path(file.path)
     if spec.tuned is not None:
         items[records.tuning_path(spec.expert)] = Path(spec.tuned).expanduser()
-        # It lies elsewhere there, of which the plan's flags would tell as of a change.
+        # Its path differs there, which the plan's flags would report as a change.
         items |= _changed_sidecar(results / "plan.json", flags_sha256="")
     for key, place in spec.artifacts.items():
         path = Path(place)
@@ -118,12 +119,12 @@ def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> It
     """Return tokenizer and settings of a hub or local model, and its weights if requested."""
     folder, record, target = Path(model.path), results / "model.json", results / "base_model"
     if not (weights := set(weight_files(folder))):
-        raise DataError(f"{folder}: the base model is gone; delete {record} and run again")
-    # Weights that grew here are nowhere else.
+        raise DataError(f"{folder}: the base model is missing; delete {record} and run again")
+    # Weights grown here exist nowhere else.
     with_weights |= folder == target and not any(map(Path.is_symlink, weights))
     wanted = [path for path in list_model_files(folder) if with_weights or path not in weights]
     items: Items = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in wanted}
-    # The record names the folder of this machine; there the model lies in results/.
+    # The record has this machine's path; on the other machine, the model is in results/.
     moved = _json_text(to_json(replace(model, path=str(target))))
     items |= {f"{target}/{records.TIMESTAMP}": b"", record.as_posix(): moved}
     own = hashlib.sha256(moved).hexdigest()
@@ -156,11 +157,11 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
     report = results / "report.json"
     if not report.is_file():
         raise DataError(f"{report}: is missing; run snakemake {report} first")
-    # What came with the bundle and was not changed is at home already.
+    # What came with the bundle and is unchanged is already at home.
     came = {member.name: member.sha256 for member in bundle.members}
     items: Items = {path.as_posix(): path for path in _result_files(results)}
     brought = tuple(n for n in sorted(items) if n in came and came[n] == sha256_file(Path(n)))
-    # The origin's staging settings, or it would stage and train again.
+    # The origin's staging settings; with others it would stage and train again.
     at_home = canonical_json(to_json(bundle.spec.staging))
     items |= _changed_sidecar(results / "staging.json", spec_sha256=sha256_text(at_home))
     index = BundleIndex(
@@ -176,7 +177,7 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
 def _result_files(results: Path) -> list[Path]:
     found = [path for pattern in RECORDS for path in results.glob(pattern)]
     folders = {*records.FOLDERS, "logs", "ablation"}
-    # All weights are in merged/, too: as large as the checkpoint.
+    # All weights are in merged/, too, which is as large as the checkpoint.
     if read_part(str, results / "training.json", "method") == "full":
         folders.remove("checkpoint")
     for folder in folders:

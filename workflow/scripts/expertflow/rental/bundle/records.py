@@ -14,7 +14,7 @@ from expertflow.tokens.records import TokenSpec
 
 INDEX = "MANIFEST.json"
 FORMAT = 2
-# Below results/{expert}/ of an opened bundle: what came with it besides the results.
+# In results/{expert}/ of an opened bundle: what it contained besides the results.
 CARRIED = ".bundle"
 OPENED = f"{CARRIED}/opened.json"
 # The file in which Snakemake keeps the timestamp of a rule's output folder.
@@ -39,11 +39,11 @@ class SettingsFile(Record, frozen=True, kw_only=True):
 class BundleSpec(Record, frozen=True, kw_only=True):
     """Settings of ``make_bundle``.
 
-    ``config`` holds the configuration keys that decide results, ``told`` the training settings from
+    ``config`` has the configuration keys that decide results, ``told`` the training settings from
     the command line. ``files`` are manifest, cards and prices by their name in the bundle.
-    ``content`` hashes the user's own files by their path in the manifest. ``artifacts`` are what
-    scoring reads. ``tuned`` is the tuning as the manifest names it; ``staging`` belongs to this
-    machine; ``code`` is the digest of every rule and of the generators.
+    ``content`` has hashes of the user's own files by their path in the manifest. ``artifacts`` are
+    what scoring reads. ``tuned`` is the tuning's path in the manifest; ``staging`` belongs to this
+    machine; ``code`` has the digests of all rules and generators.
     """
 
     expert: str
@@ -66,10 +66,10 @@ class BundleSpec(Record, frozen=True, kw_only=True):
 
     @property
     def own_code(self) -> str | None:
-        """The user's own scoring task, if any, as the manifest names it, and its hash."""
+        """The user's own scoring task, if any: its path in the manifest and its hash."""
         if (place := self.own_artifacts.get(OWN_TASK)) is None:
             return None
-        # A task is one file; an older bundle may not say what it holds.
+        # A task is one file; an older bundle may lack its hash.
         digest, *_ = [*self.content.get(place, {}).values(), "unknown"]
         return f"{place} (sha256 {digest})"
 
@@ -81,7 +81,7 @@ class Member(Record, frozen=True, kw_only=True):
 
 
 class BundleIndex(Record, frozen=True, kw_only=True):
-    """The first member: all others in order, settings, lock; ``brought`` came with the bundle."""
+    """The first member: all others in order, settings, lock; ``brought`` came in the bundle."""
 
     format: int = FORMAT
     kind: Literal["bundle", "outcome"]
@@ -94,7 +94,7 @@ class BundleIndex(Record, frozen=True, kw_only=True):
 
 
 class OpenedBundle(Record, frozen=True, kw_only=True):
-    """The record of an opened bundle, which counts as long as this record exists.
+    """The record of an opened bundle; the bundle counts as open while it exists.
 
     ``settings_here`` hashes this machine's manifest, which takes precedence once edited.
     ``other_code`` are rules whose code differs here.

@@ -24,7 +24,7 @@ SPACE_RESERVE = 1.02
 METADATA = Path(".snakemake", "metadata")
 # An outcome with other rows or another plan does not belong to these results.
 DECISIVE = ("packing.json", "plan.json")
-# What every machine writes itself: logs, and the sidecars of locks, which tell when.
+# What every machine writes itself: logs, and the sidecars of locks, which contain times.
 OWN_PLACES = ("logs/", ".sources.lock.json.", "sources/locked/.")
 
 
@@ -98,7 +98,7 @@ def land_outcome(
     if (results / "ablation.json").is_file():
         log.info(
             "%s: its report shows an ablation; keep ablate=true in the configuration here, with the"
-            " same ablation settings, or the report is built again without it",
+            " same ablation settings, or the report is rebuilt without it",
             index.expert,
         )
 
@@ -107,7 +107,7 @@ def land_outcome(
 def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
     """Lock an expert against runs and other openings; a failed block leaves nothing behind."""
     path = directory / EXPERT_LOCKS / f"{expert}.lock"
-    # A bundle that is refused leaves no .snakemake behind in an empty folder.
+    # A rejected bundle leaves no .snakemake behind in an empty folder.
     with _undone_on_failure(path), path.open("a+", encoding="utf-8") as stream:
         is_held, known = try_lock(stream) == "held", read_holder(stream)
         if is_held:
@@ -116,14 +116,14 @@ def _hold_expert(directory: Path, expert: str) -> Iterator[None]:
                 f"{directory / 'results' / expert}: is being made by another run{who}; wait for"
                 " it, or stop it"
             )
-        # Keep what the last run wrote about itself, for the next one.
+        # Keep the last run's entry for the next one.
         sign_lock(stream, **known)
         yield
 
 
 @contextlib.contextmanager
 def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
-    """Unpack a bundle beside its place, while holding the expert; only what is moved stays."""
+    """Unpack a bundle next to its place, with the expert locked; only what is moved stays."""
     parent, prefix = results.parent, f"results/{index.expert}/"
     with _undone_on_failure(results):
         needed = SPACE_RESERVE * sum(member.n_bytes for member in index.members)
@@ -150,13 +150,13 @@ def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
 def _prepare_for_snakemake(partial: Path, directory: Path, index: BundleIndex) -> None:
     """Set one timestamp on all unpacked files, and drop what Snakemake knows of earlier ones.
 
-    The sidecars that came along tell what they were made from.
+    The bundled sidecars record what they were made from.
     """
     # With one timestamp, no file is older than its inputs.
     time_s = float(int(time.time()))
     for path in [*partial.rglob("*"), partial]:
         os.utime(path, (time_s, time_s), follow_symlinks=False)
-    # Metadata of files that stay as they are is right, and is kept.
+    # Metadata of unchanged files is correct, and is kept.
     came = {member.name for member in index.members}.difference(index.brought)
     came |= {str(parent) for name in came for parent in Path(name).parents}
     metadata = directory / METADATA
@@ -183,10 +183,10 @@ def _complete_model(index: BundleIndex, results: Path, given: Path | None) -> No
 
 @contextlib.contextmanager
 def _undone_on_failure(path: Path) -> Iterator[None]:
-    """Make the folders above a path; if the block fails, remove what was not there before."""
+    """Make the folders above a path; if the block fails, remove what did not exist before."""
     missing = [place for place in (path, *path.parents) if not place.exists()]
     try:
-        # One after the other: mkdir(parents=True) calls itself for each level.
+        # One at a time: mkdir(parents=True) recurses for each level.
         for place in reversed(missing):
             if place != path:
                 place.mkdir(exist_ok=True)
@@ -207,7 +207,7 @@ def _refuse_others(index: BundleIndex, directory: Path) -> None:
         is_kept = member.name in index.brought and name not in DECISIVE
         if not (is_free or is_kept or not path.exists() or _is_same(path, member)):
             raise ConfigError(
-                f"{path}: is not of this outcome; move it away, use --directory, or drop it with"
+                f"{path}: is not from this outcome; move it away, use --directory, or drop it with"
                 " --replace"
             )
 
@@ -217,7 +217,7 @@ def _move_in(index: BundleIndex, partial: Path, results: Path) -> None:
         if (partial / folder).is_dir():
             remove(results / folder)
     files = [path for path in partial.rglob("*") if path.is_file()]
-    # False sorts first: the report says that all is there.
+    # False sorts first: the report comes last, because it shows that all is complete.
     for path in sorted(files, key=lambda file: file.name == "report.json"):
         name = path.relative_to(partial).as_posix()
         target = results / name
@@ -232,7 +232,7 @@ def link_weights(model: ModelRecord, given: Path | None, folder: Path) -> None:
 
     Raise DataError if they differ or the hub is unreachable, TrainingError if there are none.
     """
-    # Imported here, as that takes longer than opening most bundles.
+    # Imported here, because that takes longer than opening most bundles.
     from expertflow.tokens.tokenizer import download_files
     from expertflow.train.model.base import WANTED_FILES, hash_weights, weight_files
 
@@ -241,24 +241,24 @@ def link_weights(model: ModelRecord, given: Path | None, folder: Path) -> None:
         return
     source = given or Path(model.name).expanduser()
     if given is None and model.kind == "hub":
-        fix = "give a folder as --model, or pack it with bundle_weights=true"
+        fix = "pass a folder with --model, or pack it with bundle_weights=true"
         source = download_files(model.name, model.revision, WANTED_FILES, fix=fix)
     elif given is None and not source.is_dir():
         raise TrainingError(
-            f"model {model.name}: no such folder on this machine; copy it here and give it as"
+            f"model {model.name}: no such folder on this machine; copy it here and pass it with"
             " --model, or pack it with bundle_weights=true"
         )
     files = weight_files(source)
     if not files:
-        raise TrainingError(f"{source}: no *.safetensors; give the model's own folder as --model")
+        raise TrainingError(f"{source}: no *.safetensors; pass the model's folder with --model")
     log.info("hashing the weights of %s in %s", model.name, source)
     if (found := hash_weights(source)) != model.weights_sha256:
         raise DataError(
-            f"{source}: its weights are not those of the bundle (weights_sha256 {found[:12]}… for"
-            f" {model.weights_sha256[:12]}…); give the folder of {model.name}"
-            f" {model.revision or ''} as --model"
+            f"{source}: its weights are not the bundle's (weights_sha256 {found[:12]}…, expected"
+            f" {model.weights_sha256[:12]}…); pass the folder of {model.name}"
+            f" {model.revision or ''} with --model"
         )
-    # Links of an earlier opening, to weights that are gone or others.
+    # Links from an earlier opening, to missing or other weights.
     for old in there:
         old.unlink()
     for file in files:

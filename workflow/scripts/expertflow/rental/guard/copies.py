@@ -1,4 +1,4 @@
-"""The guard's copies: checkpoints while the command runs, everything when it has ended."""
+"""The guard's copies: checkpoints while the command runs, everything once it has ended."""
 
 import logging
 import threading
@@ -27,8 +27,8 @@ MARGIN = 1.5
 class Copies:
     """All copies to one run's destinations, which may be null; ``cancel`` interrupts transfers.
 
-    A failing one raises ConfigError before the command starts; later SyncFailed, after the others.
-    ``starts_nothing``: a machine without an earlier session has nothing to copy.
+    A failure raises ConfigError before the command starts; later SyncFailed, after the others.
+    ``starts_nothing``: without the command or an earlier session, there is nothing to copy.
     """
 
     starts_nothing = False
@@ -39,9 +39,9 @@ class Copies:
         self.own = self.state / ".guard"
         push, sync_to = options.push, options.sync_to
         self.sync_store = None if sync_to is None else open_store(sync_to, self.cancel)
-        # Checkpoints go where results go, unless they have a destination of their own.
+        # Checkpoints go where results go, unless they have their own destination.
         self.push_store = self.sync_store if push is None else open_store(push, self.cancel)
-        # Beside the command; what it costs is sent even where no checkpoints are.
+        # While the command runs; its cost is sent even if checkpoints are not.
         self._beside = self.send_ledger if push is None else self._push_all
         self.pulls: list[str] = []
         self.pushes: list[SendRecord] = []
@@ -49,9 +49,9 @@ class Copies:
         self.failures: list[str] = []
         self._ledger = RemoteLedger(self.own)
         self._is_fresh = False
-        # Pushes made by this session; null (all are trusted) once existing ones were compared.
+        # Pushes from this session; null (all are trusted) once existing ones were compared.
         self._trusted: set[str] | None = set()
-        # One: two pushes at once would share the folder that holds a checkpoint.
+        # One thread: concurrent pushes would share the folder for a checkpoint.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
         self._pushing: Future[None] | None = None
 
@@ -77,7 +77,7 @@ class Copies:
         self.own.mkdir(parents=True, exist_ok=True)
         probe.write_text("expertflow\n", encoding="utf-8")
         with _nothing_started():
-            # Often one and the same.
+            # Often the same store.
             for store in dict.fromkeys((self.push_store, self.sync_store)):
                 if store is not None:
                     store.send_files(self.own, PLACE, [probe.name])
@@ -102,14 +102,14 @@ class Copies:
                 self.note_failure(f"push: {error}", error)
 
     def break_off(self) -> None:
-        """End a push in progress; the one before it stays intact."""
+        """Cancel a push in progress; the previous one stays intact."""
         self.cancel.set()
         self._thread.shutdown()
         self.check_push()
         self.cancel.clear()
 
     def send_with_retries(self, *, n_retries: int, may_go_on: Callable[[float], bool]) -> bool:
-        """Copy everything, retrying with longer waits; return whether it is there."""
+        """Copy everything, retrying with longer waits; return whether that succeeded."""
         for attempt in range(n_retries + 1):
             try:
                 self.send_all()
@@ -129,7 +129,7 @@ class Copies:
         _run_all([self._push_all, self._send_results])
 
     def _push_all(self) -> None:
-        """Send the ledger, then each state, published or not: a pull brings states alone."""
+        """Send the ledger, then each state, published or not: a pull restores only states."""
         states = [partial(self._push, state) for state in states_below(self.state)]
         _run_all([self.send_ledger, *states])
 
@@ -152,7 +152,7 @@ class Copies:
                 return
             if not names:
                 raise SyncFailed(
-                    f"nothing below {self.results} to copy; give --results and --state, the folders"
+                    f"nothing in {self.results} to copy; set --results and --state to the folders"
                     " that the command writes"
                 )
             record = self.sync_store.send_files(self.results, "results", names)
@@ -160,7 +160,7 @@ class Copies:
         log.info(SENT, "synced", record.what, record.n_bytes, record.duration_s)
 
     def note_failure(self, message: str, error: BaseException | None = None) -> None:
-        # Names of files need not be UTF-8; the record has to be.
+        # File names need not be UTF-8; the record must be.
         text = message.encode("utf-8", "backslashreplace").decode("utf-8")
         self.failures.append(" ".join(text.split()))
         expected = error is None or isinstance(error, ExpertflowError)
@@ -178,11 +178,11 @@ class Copies:
         if self.sync_store is not None:
             names = files_below(self.results, skip=self.skip)
             n_results = sum((self.results / name).stat().st_size for name in names)
-            # An estimate: files that were replaced are counted as sent.
+            # An estimate: replaced files count as sent.
             n_unsent = max(0, n_results - sum(record.n_bytes for record in self.syncs))
         if self.push_store is not None:
             n_unsent += sum(map(checkpoint_files.n_bytes, newest))
-        # A copy that moved nothing says nothing of the speed.
+        # A copy that moved nothing has no speed.
         done = [record for record in (*self.pushes, *self.syncs) if record.n_bytes]
         duration_s, n_sent = sum(r.duration_s for r in done), sum(r.n_bytes for r in done)
         return max(floor_s, MARGIN * (save_s + (n_unsent * duration_s / n_sent if n_sent else 0.0)))
@@ -205,7 +205,7 @@ def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
 
 @contextmanager
 def as_sync_failed() -> Iterator[None]:
-    """Convert any error into SyncFailed: no copy may end the guard while the machine is paid."""
+    """Convert any error into SyncFailed: no copy may end a guard while the machine is paid for."""
     try:
         yield
     except SyncFailed:
@@ -213,7 +213,7 @@ def as_sync_failed() -> Iterator[None]:
     except OSError as error:
         raise SyncFailed(str(error)) from error
     except Exception as error:
-        log.error("unexpected in a copy", exc_info=error)
+        log.error("unexpected error in a copy", exc_info=error)
         raise SyncFailed(f"{type(error).__name__}: {error}") from error
 
 

@@ -21,7 +21,7 @@ LEDGER, PLACE = "ledger.json", "state/.guard"
 
 
 class BudgetSpent(ConfigError):
-    """Nothing is left of the budget to start the command with."""
+    """No budget is left to start the command."""
 
 
 class Meter:
@@ -40,8 +40,8 @@ class Meter:
         start_s = now_s if since_s is None else min(since_s, now_s)
         earlier = () if usd_per_hour is None else read_ledger(path).sessions
         if since_s is not None:
-            # Sessions of the same paid stretch count up to its start. One that seems to start later
-            # than now was timed by another clock, and counts in full.
+            # Sessions in the same paid period count up to its start. A session that seems to start
+            # in the future was timed by another clock, and counts in full.
             before = (s for s in earlier if s.start_s < start_s)
             later = (s for s in earlier if s.start_s > now_s)
             earlier = (*(replace(s, end_s=min(s.end_s, start_s)) for s in before), *later)
@@ -49,7 +49,7 @@ class Meter:
         self._price, self._limit = usd_per_hour, max_usd
         paid = (max(0.0, s.end_s - s.start_s) / 3600 * s.usd_per_hour for s in earlier)
         self.usd_before = sum(paid, 0.0)
-        # The system's clock may be set back; what is spent since now runs by one that is not.
+        # The system clock may be set back; from now on, spending is timed by a clock that is not.
         self._start_s, self._clock, self._zero_s = start_s, clock, clock() - (now_s - start_s)
 
     def total_usd(self, *, ahead_s: float = 0.0) -> float | None:
@@ -62,7 +62,7 @@ class Meter:
         return usd is None or self._limit is None or usd < self._limit
 
     def lasts_s(self, reserve_s: float) -> float:
-        """Return the seconds until only the reserve is left; very many without a limit."""
+        """Return the seconds until only the reserve is left; TIMEOUT_MAX without a limit."""
         usd = self.total_usd()
         if usd is None or self._price is None or self._limit is None:
             return threading.TIMEOUT_MAX
@@ -86,15 +86,15 @@ class RemoteLedger:
     def __init__(self, own: Path) -> None:
         self.path = own / LEDGER
         self._judged = Ledger()
-        self._begins_anew = False
+        self._is_reset = False
 
     def forget_sessions(self) -> None:
-        """Start a new budget here, and with the next send in the store."""
+        """Start a new budget here, and in the store with the next send."""
         remove(self.path)
-        self._begins_anew = True
+        self._is_reset = True
 
     def pull_ledger(self, store: Store) -> None:
-        if not self._begins_anew and (joined := self._join(store)).sessions:
+        if not self._is_reset and (joined := self._join(store)).sessions:
             write_sealed(self.path, joined)
         self._judged = read_ledger(self.path)
 
@@ -102,16 +102,16 @@ class RemoteLedger:
         """Update the store, keeping what other machines have written there."""
         if not self.path.is_file():
             return
-        joined = read_ledger(self.path) if self._begins_anew else self._join(store)
+        joined = read_ledger(self.path) if self._is_reset else self._join(store)
         with TemporaryDirectory() as folder:
             # Send a copy: the ledger itself is rewritten meanwhile.
             write_sealed(Path(folder, LEDGER), joined)
             store.send_files(Path(folder), PLACE, [LEDGER])
-        self._begins_anew = False
+        self._is_reset = False
 
     def _join(self, store: Store) -> Ledger:
         mine = read_ledger(self.path)
-        # Without one there, no machine has sent one yet.
+        # If it is missing, no machine has sent one yet.
         with TemporaryDirectory() as folder, suppress(NotThere):
             store.fetch(f"{PLACE}/{LEDGER}", Path(folder))
             return merge_ledgers(mine, read_ledger(Path(folder, LEDGER)), judged=self._judged)
@@ -125,12 +125,12 @@ def read_ledger(path: Path) -> Ledger:
     try:
         return read_record(Ledger, path)
     except DataError as error:
-        fix = "put it right, or give --forget-spent to begin a new budget"
+        fix = "correct it, or pass --forget-spent to start a new budget"
         raise DataError(f"{str(error).rpartition('; ')[0] or error}; {fix}") from error
 
 
 def merge_ledgers(mine: Ledger, other: Ledger, *, judged: Ledger) -> Ledger:
-    """Add what only the other ledger has; sessions ``judged`` by a meter only if they went on."""
+    """Add what only the other ledger has; sessions ``judged`` by a meter only if they continued."""
     known = {session.start_s: session for session in mine.sessions}
     for session in other.sessions:
         same = (s for s in (*mine.sessions, *judged.sessions) if s.start_s == session.start_s)

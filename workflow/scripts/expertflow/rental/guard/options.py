@@ -36,38 +36,38 @@ def parse_options(arguments: Sequence[str], description: str | None) -> GuardOpt
         name = option.removeprefix("--").replace("-seconds", "_s")
         add(option, words, dest=name, type=_number, default=default, metavar="SECONDS")
 
-    add("--usd-per-hour", "what the machine costs", type=_positive)
+    add("--usd-per-hour", "price of the machine", type=_positive)
     add("--max-usd", "stop at a checkpoint before more than this is spent", type=_positive)
-    since = "when the meter began, ISO 8601; default: now"
+    since = "when billing started, ISO 8601; default: now"
     add("--paid-since", since, dest="paid_since_s", metavar="TIME", type=_moment_s)
     add("--forget-spent", "do not count earlier sessions", action="store_true")
-    add_seconds("--reserve-seconds", 60.0, "least time kept for save and sync")
+    add_seconds("--reserve-seconds", 60.0, "minimum time reserved for save and sync")
     add("--idle-minutes", "stop when no card is busy; 0: never", type=_number, default=10.0)
-    add("--idle-percent", "a card below this share is idle", type=_number, default=5.0)
+    add("--idle-percent", "a card below this utilization is idle", type=_number, default=5.0)
     add("--stalled-minutes", "stop at a standstill; 0: never", type=_number, default=30.0)
-    add("--notice-command", "asked every second; exit code 0: machine goes", metavar="CMD")
-    add_seconds("--notice-seconds", 5.0, "time that a notice leaves")
+    add("--notice-command", "run every second; exit 0: machine is reclaimed", metavar="CMD")
+    add_seconds("--notice-seconds", 5.0, "time left after a notice")
     add_seconds("--grace-seconds", 120.0, "time to save after a stop")
-    # Shells leave the tilde of --push=~/x as it is.
+    # Shells do not expand the tilde in --push=~/x.
     home: Callable[[str], str] = os.path.expanduser
-    add("--push", "keep the newest checkpoints there", metavar="DEST", type=home)
+    add("--push", "copy the newest checkpoints there", metavar="DEST", type=home)
     add("--push-minutes", type=_positive, default=10.0)
-    add("--no-pull", "do not bring checkpoints back", dest="pull", action="store_false")
+    add("--no-pull", "do not restore checkpoints", dest="pull", action="store_false")
     add("--sync-to", "copy results there at the end, and verify them", metavar="DEST", type=home)
     add("--sync-retries", type=int, default=5)
-    add("--skip", "leave out of the sync", metavar="NAME", action="append", default=[])
-    add("--on-finish", "run when all is verified: stop the machine", metavar="CMD")
+    add("--skip", "exclude from the sync", metavar="NAME", action="append", default=[])
+    add("--on-finish", "run once all is verified, to stop the machine", metavar="CMD")
     add("--without-sync", "let --on-finish run with nothing copied", action="store_true")
-    add("--disk-stays", "DEST may be a folder of the results' own disk", action="store_true")
+    add("--disk-stays", "DEST may be a folder on the results' disk", action="store_true")
     add("--results", type=lambda text: Path(home(text)), default=RESULTS)
     add("--state", type=lambda text: Path(home(text)), default=STATE)
-    # Cut at the first -- here, as argparse would take options of the command for its own.
+    # Split at the first -- here, because argparse would take the command's options for its own.
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
     command = words[cut + 1 :]
     options = parser.parse_args(words[:cut], GuardOptions(command=command))
     if not command:
-        raise ConfigError("no command to guard; put it behind --, as in -- snakemake --cores 8")
+        raise ConfigError("no command to guard; put it after --, as in -- snakemake --cores 8")
     _check(options)
     return options
 
@@ -82,23 +82,23 @@ def _check(options: GuardOptions) -> None:
         if is_local(destination):
             _check_folder(option, Path(destination), options)
     for option, line in _shell_lines(options).items():
-        # A shell ends with 0: as if the machine had been stopped, or were to go.
+        # A shell exits with 0: as if the machine had been stopped, or were being reclaimed.
         if not line.strip():
-            raise ConfigError(f"{option} is empty; give a command, or leave it out")
+            raise ConfigError(f"{option} is empty; pass a command, or omit it")
     stops_machine = options.on_finish is not None and not options.without_sync
     if stops_machine and options.sync_to is None:
         raise ConfigError(
             "--on-finish without --sync-to would stop a machine whose results are nowhere else;"
-            " add --sync-to DEST, or --without-sync where the disk stays"
+            " add --sync-to DEST, or --without-sync if the disk is kept"
         )
     if stops_machine and not options.disk_stays:
         for option, destination in given.items():
             for folder in (options.results, options.state):
                 if is_local(destination) and _device(Path(destination)) == _device(folder):
                     raise ConfigError(
-                        f"{option} {destination}: a folder on the disk of {folder}, which"
-                        " --on-finish may end; give a folder of another disk, host:path or s3://…,"
-                        " or --disk-stays where it stays"
+                        f"{option} {destination}: is on the disk of {folder}, which --on-finish may"
+                        " delete; use a folder on another disk, host:path or s3://…, or pass"
+                        " --disk-stays if the disk is kept"
                     )
     names = [Path(word).name for word in options.command]
     if "snakemake" in names and (options.results == RESULTS or options.state == STATE):
@@ -106,21 +106,21 @@ def _check(options: GuardOptions) -> None:
             if word.startswith(("--directory", "-d")):
                 raise ConfigError(
                     f"{word}: Snakemake would write where the guard does not look; start the guard"
-                    " in that folder, or give it --results and --state"
+                    " in that folder, or set --results and --state"
                 )
     if options.sync_retries < 0:
-        raise ConfigError(f"--sync-retries {options.sync_retries}: give 0 or more")
+        raise ConfigError(f"--sync-retries {options.sync_retries}: must be 0 or more")
 
 
 def _check_folder(option: str, destination: Path, options: GuardOptions) -> None:
-    """Refuse a folder whose copies would be what is copied, or grow with each copy."""
+    """Raise ConfigError if copies would overwrite their source, or contain earlier copies."""
     for folder in (options.results, options.state):
         own = folder.resolve()
         copies = [(destination / name).resolve() for name in ("results", "state")]
         if own in copies or destination.resolve().is_relative_to(own):
             raise ConfigError(
-                f"{option} {destination}: {folder} would be copied into itself; give a folder that"
-                " neither holds it nor lies in it"
+                f"{option} {destination}: {folder} would be copied into itself; use a folder that"
+                " neither contains it nor is inside it"
             )
 
 
@@ -130,9 +130,9 @@ def _shell_lines(options: GuardOptions) -> dict[str, str]:
 
 
 def check_programs(options: GuardOptions) -> None:
-    """Refuse a shell command whose program is not on this machine, before hours are paid for."""
+    """Reject a shell command whose program is missing here, before hours are paid for."""
     for option, line in _shell_lines(options).items():
-        # Anything but a plain first word is the shell's to understand.
+        # Anything but a plain first word is left to the shell.
         found = re.match(r"\s*([\w./+-]+)(?!\S)", line)
         if found is None:
             continue
@@ -142,7 +142,7 @@ def check_programs(options: GuardOptions) -> None:
 
 
 def _device(path: Path) -> int:
-    # A folder that is not made yet will lie on the disk of its nearest parent.
+    # A folder that does not exist yet will be on the disk of its nearest parent.
     place = path.absolute()
     while not place.exists():
         place = place.parent
@@ -154,10 +154,10 @@ def _moment_s(text: str) -> float:
         moment_s = datetime.fromisoformat(text).astimezone().timestamp()
     except (ValueError, OverflowError) as error:
         raise ConfigError(
-            f"--paid-since {text!r} is no time; give it as 2026-01-31T08:00:00+00:00"
+            f"--paid-since {text!r} is not a time; write it as 2026-01-31T08:00:00+00:00"
         ) from error
     if moment_s > time.time():
-        raise ConfigError(f"--paid-since {text!r} is still to come; give when the meter began")
+        raise ConfigError(f"--paid-since {text!r} is in the future; set it to when billing started")
     return moment_s
 
 
@@ -184,18 +184,18 @@ def guard_command(options: str, expert: str) -> str:
         words = shlex.split(options)
     except ValueError as error:
         raise ConfigError(
-            f"guard: {options!r} is no shell text ({error}); correct it, and let no quote end it,"
-            " as Snakemake takes that off"
+            f"guard: {options!r} is not valid shell syntax ({error}); correct it, and do not end it"
+            " with a quote, which Snakemake strips"
         ) from error
     if not words:
         return ""
-    # argparse takes --o for --on-finish, the only option that begins so.
+    # argparse accepts --o for --on-finish, the only option that begins with it.
     if any(word.startswith("--o") for word in words):
         raise ConfigError(
-            "guard: --on-finish would stop the machine before the outcome is packed; leave it out,"
-            " and let what started the job stop it"
+            "guard: --on-finish would stop the machine before the outcome is packed; omit it, and"
+            " let what started the job stop the machine"
         )
-    # In a shared place, each job would take the others' copies for its own older ones.
+    # In a shared destination, each job would take the others' copies for its own older ones.
     places = ("--push", "--sync-t", "--sync-to")
     for i, word in enumerate(words):
         name, given, place = word.partition("=")

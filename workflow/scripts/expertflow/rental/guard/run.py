@@ -35,7 +35,7 @@ RECORD = "guard.json"
 # Distinct from the exit codes of commands and Snakemake.
 EXIT_CODES: dict[str, int] = {"budget": 80, "idle": 81, "stalled": 82, "notice": 83}
 NOT_SYNCED, NOT_STOPPED = 84, 85
-# Whoever stops a run by hand, or reclaims its machine, does not want the stop command.
+# No stop command if a run is stopped by hand, or its machine is reclaimed.
 NO_HOOK = ("signal", "notice")
 N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
 # As in timeout(1) and shells.
@@ -43,7 +43,7 @@ TIMED_OUT, NOT_STARTED = 124, 126
 
 
 class Guard:
-    """One guarded run; ``meter`` is there once it has started."""
+    """One guarded run; ``meter`` exists once it has started."""
 
     meter: Meter
 
@@ -55,7 +55,7 @@ class Guard:
         self._may_cancel = True
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._zero_s = self._noted_s = self._pushed_s = time.monotonic()
-        # Long ago: the first look at the budget measures.
+        # Long ago, so that the first budget check measures.
         self._estimated_s, self._reserve_s = -ESTIMATE_EVERY_S, options.reserve_s
 
     def run(self) -> int:
@@ -66,7 +66,7 @@ class Guard:
         # A launcher may ignore it; then the command's exit code would be lost.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with self._lock_folder():
-            # All that may refuse to start; the meter runs once the ledger is known.
+            # Everything that may prevent the start; the meter runs once the ledger is known.
             self.copies.start_session(forget_spent=self.options.forget_spent)
             try:
                 self.start_meter()
@@ -78,8 +78,8 @@ class Guard:
                 if self.options.on_finish is None:
                     raise
                 if not isinstance(spent.__context__, ExpertflowError | None):
-                    log.error("unexpected in the pull", exc_info=spent.__context__)
-                # Earlier sessions may have left results here, and the machine is paid all the same.
+                    log.error("unexpected error in the pull", exc_info=spent.__context__)
+                # Earlier sessions may have left results here, and the machine costs money anyway.
                 log.warning("the command is not started: %s", spent)
                 self.copies.starts_nothing = True
                 unstarted = StopCause(outcome="budget", why=str(spent))
@@ -114,7 +114,7 @@ class Guard:
         with stream:
             if try_lock(stream) == "held":
                 raise ConfigError(
-                    f"{path}: another guard, or what it started, is at work in this folder;"
+                    f"{path}: another guard, or what it started, is running in this folder;"
                     " wait for it, or stop it"
                 )
             yield
@@ -130,8 +130,8 @@ class Guard:
         )
         if not self.meter.has_usd_for(options.reserve_s):
             raise BudgetSpent(
-                f"{self.meter.format_usd()} are spent, and {options.reserve_s:g} s are kept for"
-                " save and sync; raise --max-usd, or begin a new budget with --forget-spent"
+                f"{self.meter.format_usd()} spent, and {options.reserve_s:g} s reserved for save"
+                " and sync; raise --max-usd, or start a new budget with --forget-spent"
             )
         self.meter.write_ledger()
 
@@ -156,14 +156,14 @@ class Guard:
                         self.copies.send_ledger()
                 except SyncFailed as error:
                     self.copies.note_failure(f"push: {error}")
-                told = "were spent while states were pulled; nothing was started; raise --max-usd"
-                raise BudgetSpent(f"{self.meter.format_usd()} {told}")
+                message = "spent while states were pulled; nothing was started; raise --max-usd"
+                raise BudgetSpent(f"{self.meter.format_usd()} {message}")
 
     def _note(self) -> bool:
         try:
             self.meter.write_ledger()
         except OSError as error:
-            log.error("what is spent could not be written down: %s", error)
+            log.error("the ledger could not be written: %s", error)
             return False
         return True
 
@@ -197,7 +197,7 @@ class Guard:
                 }
                 cause = self._watch(supervisor, timers)
             finally:
-                # Whatever failed, the output is saved and sent, and the paying ends.
+                # Whatever failed, the output is saved and sent, and the machine is stopped.
                 try:
                     code = self._stop(supervisor, cause) if cause else supervisor.wait()
                     notice.close()
@@ -235,22 +235,24 @@ class Guard:
                 log.warning("the reserve stays %.0f s: %s", self._reserve_s, error)
         if self.meter.has_usd_for(self._reserve_s):
             return None
-        return f"{self.meter.format_usd()} spent, {self._reserve_s:.0f} s kept for save and sync"
+        return (
+            f"{self.meter.format_usd()} spent, {self._reserve_s:.0f} s reserved for save and sync"
+        )
 
     def _stop(self, supervisor: Supervisor, cause: StopCause) -> int:
-        """Have the command save and exit; kill it after the grace or a repeated signal."""
+        """Have the command save and exit; kill it after the grace period or a repeated signal."""
         log.warning("stopping, %s: %s", cause.outcome, cause.why)
-        begun_s, told_s, options = time.monotonic(), 0.0, self.options
+        begun_s, signaled_s, options = time.monotonic(), 0.0, self.options
         grace_s = options.notice_s if cause.outcome == "notice" else options.grace_s
         while (code := supervisor.poll()) is None:
             now_s = time.monotonic()
             if now_s - begun_s > grace_s or self._is_insisted:
-                log.warning("not at its end after %.1f s: killed", now_s - begun_s)
+                log.warning("still running after %.1f s: killed", now_s - begun_s)
                 supervisor.kill()
                 return supervisor.wait()
-            # Told again: a process that had just started may not have listened yet.
-            if now_s - told_s > REMIND_S:
-                told_s = now_s
+            # Again and again: a process that has just started may not handle the signal yet.
+            if now_s - signaled_s > REMIND_S:
+                signaled_s = now_s
                 supervisor.stop()
             time.sleep(NAP_S)
         log.info("the command ended %.1f s later", time.monotonic() - begun_s)
@@ -277,7 +279,7 @@ class Guard:
             | ({"exit_code": words} if code is None else {}),
         )
         hurried = cause.outcome if cause and cause.outcome in NO_HOOK else None
-        # Of a command that ended by itself, its own.
+        # The command's own, if it ended by itself.
         exit_code = EXIT_CODES.get(outcome, code or 0)
         self.copies.break_off()
         self._may_cancel = True
@@ -286,9 +288,9 @@ class Guard:
             n_retries = 0 if hurried else self.options.sync_retries
             synced &= self.copies.send_with_retries(n_retries=n_retries, may_go_on=self._may_go_on)
         hook = self.options.on_finish
-        refusal = "not asked for" if hook is None else self._refusal(synced, hurried)
-        # Sent before the hook runs, as the machine may be gone after it.
-        synced = self._write_record(refusal or "due") and synced
+        refusal = "not requested" if hook is None else self._refusal(synced, hurried)
+        # Sent before the hook runs, because the machine may be gone after it.
+        synced = self._write_record(refusal or "pending") and synced
         if refusal is None:
             refusal = self._refusal(synced, hurried)
             self._write_record(refusal or self._run_hook(hook, exit_code), send=False)
@@ -305,10 +307,10 @@ class Guard:
 
     def _refusal(self, synced: bool, hurried: Outcome | None) -> str | None:
         if not synced:
-            return "not run: the results are not known to be anywhere else"
+            return "not run: the results may exist nowhere else"
         if hurried is not None:
             return f"not run after a {hurried}"
-        return "not run: a signal came" if self.signals else None
+        return "not run: a signal arrived" if self.signals else None
 
     def _run_hook(self, command: str, exit_code: int) -> str:
         usd = self.meter.total_usd()
@@ -326,7 +328,7 @@ class Guard:
             if attempt < N_HOOKS:
                 time.sleep(HOOK_WAIT_S)
             if self.signals:
-                return f"failed, exit code {code}; not tried again, as a signal came"
+                return f"failed, exit code {code}; not retried, because a signal arrived"
         return f"failed {N_HOOKS} times, exit code {code}"
 
     def _write_record(self, on_finish: str, *, send: bool = True) -> bool:
@@ -363,10 +365,10 @@ class Guard:
         if usd is not None and record.max_usd is not None:
             money += f" of ${record.max_usd:.2f}"
         if not synced:
-            log.error("NOT SYNCED: this machine holds what is nowhere else, and is still paid for")
+            log.error("NOT SYNCED: this machine has the only copy, and still costs money")
         if not is_stopped:
             log.error(
-                "NOT STOPPED: the stop command %s; the machine is still paid for", record.on_finish
+                "NOT STOPPED: the stop command %s; the machine still costs money", record.on_finish
             )
         log.warning(
             "%s after %.0f s, %s; %s; stop command %s",
@@ -375,7 +377,7 @@ class Guard:
 
 
 def run_hook(command: str, environment: Mapping[str, str], *, limit_s: float = HOOK_LIMIT_S) -> int:
-    """Run a shell command without displaying it; one that times out is killed and has failed."""
+    """Run a shell command without displaying it; after a timeout it is killed and has failed."""
     own = {**os.environ, **environment}
     try:
         process = subprocess.Popen(command, shell=True, env=own, start_new_session=True)

@@ -6,7 +6,7 @@ guard dies, stops everything; SIGUSR1 kills what is left.
 Snakemake is stopped first: it starts no more jobs and waits for running ones. Then the jobs' own
 processes, which save and exit. Shells and pipes around them end with what they serve: if a shell
 ends before its trainer, Snakemake deletes what the trainer still writes, and without its log pipe
-the trainer fails. Children of a job (a launcher's trainers, a loader's workers) are the job's.
+the trainer fails. Children of a job (a launcher's trainers, a loader's workers) are left to it.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
 PIPES = frozenset({"tee", "cat"})
 NAP_S = 0.05
-# Time for Snakemake's main thread to wake up and note the stop; jobs take longer to save.
+# Time for Snakemake's main thread to wake up and register the stop; jobs take longer to save.
 SETTLE_S = 0.2
 # Without jobs Snakemake ends within seconds. If it does not, it waits for jobs elsewhere, or its
 # SIGTERM handler deadlocks on a lock that it holds: SIGINT ends both.
@@ -59,11 +59,11 @@ class Supervisor:
         return self._code
 
     def wait(self) -> int:
-        """Return the exit code once all is killed, or as if it were after a while."""
+        """Return the exit code once all has ended; after a while, that of a killed command."""
         deadline_s = time.monotonic() + KILLED_S + MARGIN_S
         while (code := self.poll()) is None:
             if time.monotonic() > deadline_s:
-                log.error("killed and still there: process %d and below; going on", self.pid)
+                log.error("killed but still running: process %d and below; continuing", self.pid)
                 return 128 + signal.SIGKILL
             time.sleep(NAP_S)
         return code
@@ -91,9 +91,9 @@ def _become_supervisor(command: Sequence[str], *, guard: int, grace_s: float) ->
 
 
 def _supervise(command: Sequence[str], *, guard: int, grace_s: float) -> int:
-    came: set[int] = set()
+    arrived: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda received, _: came.add(received))
+        signal.signal(number, lambda received, _: arrived.add(received))
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.setsid()
@@ -108,11 +108,11 @@ def _supervise(command: Sequence[str], *, guard: int, grace_s: float) -> int:
         return 127
     stop = _Stop(process.pid, grace_s=grace_s)
     while (code := _collect(process)) is None or _living():
-        if code is not None or came:
-            stop.go_on(kill=signal.SIGUSR1 in came)
+        if code is not None or arrived:
+            stop.go_on(kill=signal.SIGUSR1 in arrived)
             if stop.is_hopeless:
                 left = ", ".join(str(process.pid) for process in _living())
-                print(f"killed and still there: process {left}; going on", file=sys.stderr)
+                print(f"killed but still running: process {left}; continuing", file=sys.stderr)
                 code = 128 + signal.SIGKILL if code is None else code
                 break
         time.sleep(NAP_S)
@@ -143,7 +143,7 @@ class _Stop:
 
     def __init__(self, root: int, *, grace_s: float) -> None:
         self._root, self._grace_s = root, grace_s
-        self._told: set[psutil.Process] = set()
+        self._signaled: set[psutil.Process] = set()
         self._seen: set[psutil.Process] = set()
         self._begun_s = self._killed_s = math.inf
         self._alone_s: float | None = None
@@ -161,22 +161,22 @@ class _Stop:
             for process in _living():
                 _send(process, signal.SIGKILL)
             return
-        self._tell(schedulers=True)
+        self._terminate(schedulers=True)
         if now_s - self._begun_s > SETTLE_S:
-            self._tell(schedulers=False)
+            self._terminate(schedulers=False)
             self._interrupt_stuck(now_s)
 
-    def _tell(self, *, schedulers: bool) -> None:
+    def _terminate(self, *, schedulers: bool) -> None:
         """Send SIGTERM, once each, to Snakemake and the command itself, or to all others."""
-        living, stopping = set(_living()), bool(self._told)
+        living, stopping = set(_living()), bool(self._signaled)
         for child in psutil.Process().children():
-            for process, is_scheduler in self._wanted(child, stopping, living):
-                if is_scheduler == schedulers and process not in self._told:
-                    self._told.add(process)
+            for process, is_scheduler in self._targets(child, stopping, living):
+                if is_scheduler == schedulers and process not in self._signaled:
+                    self._signaled.add(process)
                     _send(process, signal.SIGTERM)
         self._seen |= living
 
-    def _wanted(
+    def _targets(
         self, process: psutil.Process, stopping: bool, living: set[psutil.Process]
     ) -> Iterator[tuple[psutil.Process, bool]]:
         """Yield the processes of a tree to signal; with True, Snakemake and the root."""
@@ -188,14 +188,14 @@ class _Stop:
         if process.pid == self._root or is_scheduler:
             yield process, True
         elif name in SHELLS:
-            goes_on = stopping and any(child not in self._seen for child in children)
-            if goes_on or not children:
+            continues = stopping and any(child not in self._seen for child in children)
+            if continues or not children:
                 yield process, False
         elif name not in PIPES and not passes_on:
             yield process, False
         if passes_on:
             for child in children:
-                yield from self._wanted(child, stopping, living)
+                yield from self._targets(child, stopping, living)
 
     def _interrupt_stuck(self, now_s: float) -> None:
         schedulers, others = [], []

@@ -19,22 +19,22 @@ from expertflow.rental.sync.store import files_below
 log = logging.getLogger(__name__)
 GPU_EVERY_S, NOTICE_EVERY_S, NOTICE_PATIENCE_S = 2.0, 1.0, 5.0
 STALLED_CHECKS = 20
-# A hanging training is still monitored: the monitor's readings are no sign of life.
+# A hanging training is still monitored: the monitor's readings are not a sign of life.
 WATCHERS = frozenset({"gpu.jsonl", "monitor.json", "guard.json", ".guard"})
 MONITOR = "monitor_gpu.py"
 # Less than this share of one core, and less traffic (a slow download), counts as waiting.
 ALIVE_CPU_FRACTION = 0.02
 ALIVE_BYTES_PER_S = 10_000
-# What a shell says of a command that is not there, or may not be run.
+# A shell's exit codes for a command that is not executable or not found.
 CANNOT_RUN = (126, 127)
 
 
 class IdleGpu:
-    """Reports that no card was busy for some minutes; unreadable cards are not judged."""
+    """Reports that no card was busy for some minutes; an unreadable card may be busy."""
 
     def __init__(self, stack: ExitStack, *, minutes: float, busy_percent: float) -> None:
         self._limit_s, self._busy_percent = 60 * minutes, busy_percent
-        # Counts as busy at the start: nothing is known of before.
+        # Counts as busy at the start: nothing earlier is known.
         self._busy_s = self._due_s = time.monotonic()
         self._devices: tuple[Device, ...] = ()
         self.state = "off: --idle-minutes 0"
@@ -53,7 +53,7 @@ class IdleGpu:
         shares = [device.read_figure("any_kernel_percent") for device in self._devices]
         known = [share for share in shares if share is not None]
         if not known:
-            self._devices, self.state = (), "off: the cards stopped telling how busy they are"
+            self._devices, self.state = (), "off: the cards stopped reporting how busy they are"
             log.warning("idle timer %s", self.state)
             return None
         # A card without readings may be busy.
@@ -66,7 +66,7 @@ class IdleGpu:
 
 
 class Standstill:
-    """Reports no file changes, processor time or traffic for some minutes; 0 disables it."""
+    """Reports no file changes, CPU time or traffic for some minutes; 0 disables it."""
 
     def __init__(self, *, minutes: float, folders: Iterable[Path], pid: int) -> None:
         self._limit_s, self._folders, self._pid = 60 * minutes, tuple(folders), pid
@@ -82,7 +82,7 @@ class Standstill:
             return None
         self._checked_s = now_s
         files, work = _list_files(self._folders), _measure_work(self._pid)
-        # A new process counts from zero; one that ended takes its past along.
+        # A new process counts from zero; an ended one drops out of both sums.
         before = [self._work.get(process, (0.0, 0)) for process in work]
         used_s = sum(cpu_s for cpu_s, _ in work.values()) - sum(cpu_s for cpu_s, _ in before)
         n_bytes = sum(n for _, n in work.values()) - sum(n for _, n in before)
@@ -94,7 +94,7 @@ class Standstill:
         if idle_s < self._limit_s:
             return None
         return (
-            f"no file changed, no processor was used, nothing was moved for {idle_s / 60:.1f} min"
+            f"no file changed, no CPU was used, nothing was transferred for {idle_s / 60:.1f} min"
         )
 
 
@@ -116,7 +116,7 @@ def _measure_work(pid: int) -> dict[psutil.Process, tuple[float, int]]:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if not any(argument.endswith(MONITOR) for argument in process.cmdline()):
                 times, n_bytes = process.cpu_times(), 0
-                # Some containers hide this; processor time and files must suffice then.
+                # Some containers hide this; CPU time and files must suffice then.
                 with contextlib.suppress(psutil.AccessDenied):
                     moved = process.io_counters()
                     n_bytes = moved.read_chars + moved.write_chars
@@ -125,31 +125,31 @@ def _measure_work(pid: int) -> dict[psutil.Process, tuple[float, int]]:
 
 
 class Notice:
-    """Runs a user command that asks if the provider reclaims the machine: exit code 0 means yes."""
+    """Runs a user command that asks if the machine is being reclaimed: exit code 0 means yes."""
 
     def __init__(self, command: str | None) -> None:
         self._command = command
         self._asking: subprocess.Popen[bytes] | None = None
         self._asked_s = -math.inf
-        self._is_told = False
+        self._has_warned = False
 
     def poll(self) -> str | None:
         now_s = time.monotonic()
         if self._asking is not None:
             code = self._asking.poll()
             if code is None:
-                # A hanging request says nothing; the next one asks anew.
+                # A hung command reports nothing; the next one asks again.
                 if now_s - self._asked_s > NOTICE_PATIENCE_S:
                     self.close()
                 return None
             self._asking = None
-            if code in CANNOT_RUN and not self._is_told:
-                self._is_told = True
-                log.warning("the notice command cannot be run (exit code %d): correct it", code)
-            return "the notice command said so" if code == 0 else None
+            if code in CANNOT_RUN and not self._has_warned:
+                self._has_warned = True
+                log.warning("the notice command cannot be run (exit code %d); correct it", code)
+            return "the notice command exited with 0" if code == 0 else None
         if self._command is not None and now_s >= self._asked_s + NOTICE_EVERY_S:
             self._asked_s, null = now_s, subprocess.DEVNULL
-            # One that cannot be started says nothing, either.
+            # A command that cannot be started reports nothing, either.
             with contextlib.suppress(OSError):
                 self._asking = subprocess.Popen(
                     self._command, shell=True, stdout=null, stderr=null, start_new_session=True

@@ -4,7 +4,7 @@ Below a destination:
 
     state/{expert}/{fingerprint}/step-00000040/…       the newest complete checkpoint, the logs
     state/{expert}/{fingerprint}/step-00000040.json    its contents with hashes; written last
-    state/{expert}/{fingerprint}/finished/…            a trained model and all its results need
+    state/{expert}/{fingerprint}/finished/…            a trained model, and what its results need
 
 A push without its .json was interrupted, and is ignored.
 """
@@ -63,15 +63,16 @@ def states_below(root: Path) -> list[Path]:
 def push_state(
     state: Path, store: Store, hold: Path, *, trusted: Collection[str] | None = None
 ) -> SendRecord | None:
-    """Copy a state's newest checkpoint or model and logs, unless there already; keep two pushes.
+    """Copy a state's newest checkpoint or model and logs, unless already there; keep two pushes.
 
-    Hard links in ``hold``, on the same disk, keep a checkpoint meanwhile. A push whose key is not
-    ``trusted`` (null: all are) is compared and repaired. SyncFailed leaves earlier pushes intact.
+    Hard links in ``hold``, on the same disk, preserve a checkpoint meanwhile. A push whose key is
+    not ``trusted`` (null: all are) is compared and repaired. SyncFailed leaves earlier pushes
+    intact.
     """
     place, name, folder = key_of(state), _progress_of(state), hold / "files"
     if name is None:
         return None
-    # The .json alone counts: it was written when everything else was there.
+    # Only the .json counts: it is written after everything else.
     there = _list_pushes(store, place)
     if f"{name}.json" in there and (trusted is None or f"{place}/{name}" in trusted):
         return None
@@ -80,11 +81,11 @@ def push_state(
         name, files = _hold(state, folder)
         key = f"{place}/{name}"
         if f"{name}.json" in there:
-            # First the mark, so that a push that breaks off now is none.
+            # The .json first, so that a push interrupted now does not count.
             store.delete(f"{key}.json")
         sent = store.send_files(folder, key, files)
         if files_below(folder) != files:
-            raise SyncFailed(f"{folder}: changed while it was sent; is another guard at work here?")
+            raise SyncFailed(f"{folder}: changed while being sent; is another guard running here?")
         sha256s = {file: sha256_file(folder / file) for file in files}
         write_record(hold / f"{name}.json", PushRecord(name=name, sha256s=sha256s))
         store.send_files(hold, place, [f"{name}.json"])
@@ -93,16 +94,16 @@ def push_state(
     finally:
         remove(folder)
     _drop_older(store, place, [*there, f"{name}.json"], name)
-    # All of it: where most was there already, a speed by the rest would tell of weeks.
+    # The total: if most was already there, a speed from the remainder would predict weeks.
     return replace(sent, n_bytes=n_bytes, duration_s=round(time.monotonic() - start_s, 3))
 
 
 def pull_states(
     root: Path, store: Store, *, wait: Callable[[float], object] = time.sleep
 ) -> list[str]:
-    """Restore states with more progress there than here; return a line for each.
+    """Restore states with more progress in the store than here; return a line for each.
 
-    A damaged push is dropped in favor of the one before it; SyncFailed if all of a state's are.
+    A damaged push is dropped in favor of the previous one; SyncFailed if all of a state's are.
     """
 
     def visible(key: str) -> list[str]:
@@ -117,7 +118,7 @@ def pull_states(
 
 
 def _list_pushes(store: Store, place: str) -> list[str]:
-    # Anything else there is not of a push, and is neither read nor removed.
+    # Anything else there is not part of a push, and is neither read nor removed.
     return [n for n in store.list_names(place) if PUSH.fullmatch(n.removesuffix(".json"))]
 
 
@@ -155,8 +156,8 @@ def _hold(state: Path, folder: Path) -> tuple[str, list[str]]:
             return _lay_out(state, folder)
         except FileNotFoundError as error:
             # Newer checkpoints replaced this one meanwhile.
-            log.info("%s changed while it was held (%s); again", state, error)
-    raise SyncFailed(f"{state}: changes too fast to be held; push less often than it saves")
+            log.info("%s changed while being copied (%s); trying again", state, error)
+    raise SyncFailed(f"{state}: changes too fast to be copied; push less often than it saves")
 
 
 def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
@@ -174,7 +175,7 @@ def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
     laid = []
     for path in kept:
         if not (files := files_below(path)):
-            raise FileNotFoundError(f"{path}: gone")
+            raise FileNotFoundError(f"{path}: is missing")
         for file in files:
             link_or_copy(path / file, folder / path.relative_to(state) / file)
             laid.append((path.relative_to(state) / file).as_posix())
@@ -185,7 +186,7 @@ def _lay_out(state: Path, folder: Path) -> tuple[str, list[str]]:
         laid.append(file)
     listed = files_below(folder)
     if sorted(listed) != sorted(laid):
-        raise FileNotFoundError(f"{folder}: not as it was laid out")
+        raise FileNotFoundError(f"{folder}: does not contain what was copied")
     return name, listed
 
 
@@ -199,23 +200,23 @@ def _pull(store: Store, state: Path, wait: Callable[[float], object]) -> str | N
         if (state / LOCK).is_file():
             with (state / LOCK).open("a") as stream:
                 if try_lock(stream) == "held":
-                    return f"{name} is there, and a trainer is at work here: left alone"
+                    return f"{name} not pulled, because a trainer is running here"
         try:
             _fetch_with_retries(store, check_key(name), state, wait)
         except _Damaged as error:
             log.warning("%s", error)
             damaged.append(name)
             continue
-        # As trusted pushes they would keep this run from pushing the same step again.
+        # If they stayed, this run would trust them and not push the same step again.
         for bad in damaged:
             store.delete(f"{place}/{bad}.json")
             store.delete(f"{place}/{bad}")
-        dropped = f"; {', '.join(damaged)} is damaged and dropped" if damaged else ""
-        return f"{name} pulled, sha256 of every file equal{dropped}"
+        dropped = f"; {', '.join(damaged)} was damaged and dropped" if damaged else ""
+        return f"{name} pulled, sha256 of every file matches{dropped}"
     if further:
         raise SyncFailed(
-            f"{store.shown}/{place}: {', '.join(further)} is there and damaged, and nothing else is"
-            " further than here; give --no-pull to go on with what is here"
+            f"{store.shown}/{place}: {', '.join(further)} is damaged, and no other push is further"
+            " than the state here; pass --no-pull to continue with the state here"
         )
     return None
 
@@ -228,7 +229,7 @@ def _intact_progress_of(state: Path) -> str | None:
         found = checkpoint_files.find_damage(path, contents=checkpoint_files.TENSORS)
         if found is None:
             return path.name
-        log.warning("%s does not count: %s", path, found)
+        log.warning("%s is ignored: %s", path, found)
     return None
 
 
@@ -239,7 +240,7 @@ def _fetch_with_retries(
         try:
             return _fetch(store, name, state)
         except SyncFailed as error:
-            # Fetched once more, it would be damaged or too large again.
+            # A retry would find it damaged or too large again.
             if isinstance(error, _Damaged) or find_full(error) is not None:
                 raise
             log.warning("%s; trying again in %.0f s", error, wait_s)
@@ -250,7 +251,7 @@ def _fetch_with_retries(
 def _fetch(store: Store, name: str, state: Path) -> None:
     key = f"{key_of(state)}/{name}"
     shown = f"{store.shown}/{key}"
-    # Beside its place, and moved there when every file is what was pushed.
+    # Next to its place, and moved there once every file is what was pushed.
     with replacing(state) as partial:
         partial.mkdir()
         store.fetch(f"{key}.json", partial)
@@ -261,12 +262,12 @@ def _fetch(store: Store, name: str, state: Path) -> None:
         except (DataError, SyncFailed) as error:
             raise _Damaged(f"{shown}: its manifest is damaged: {error}") from error
         if not sha256s:
-            raise _Damaged(f"{shown}: its manifest names no file")
+            raise _Damaged(f"{shown}: its manifest lists no files")
         manifest.unlink()
         try:
             store.fetch(key, partial)
         except NotThere as error:
-            raise _Damaged(f"{shown}: its files are gone") from error
+            raise _Damaged(f"{shown}: its files are missing") from error
         for file, sha256 in sha256s.items():
             path = partial / file
             if not path.is_file() or sha256_file(path) != sha256:

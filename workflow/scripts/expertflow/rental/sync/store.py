@@ -1,4 +1,4 @@
-"""Places that keep copies: their addresses, operations, and which files are copied."""
+"""Stores of copies: their addresses, operations, and which files are copied."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from expertflow.core.records import Record
 
 S3 = "s3://"
 REMOTE = re.compile(r"^(rsync://|[^/]+:)")
-# user:password@ of an address, and its query string.
+# user:password@ in an address, and its query string.
 SECRETS = re.compile(r"(?<=://)[^/@]+@|\?.*$")
 
 
@@ -37,9 +37,9 @@ def convert_errors(what: str) -> Iterator[None]:
 
 
 class SendRecord(Record, frozen=True, kw_only=True):
-    """One verified transfer; ``verified`` says how it was compared.
+    """One verified transfer; ``verified`` is how it was compared.
 
-    ``n_bytes`` were moved; of a checkpoint it is all that is there now.
+    ``n_bytes`` is what was transferred; for a checkpoint, its total size in the store.
     """
 
     what: str
@@ -50,7 +50,7 @@ class SendRecord(Record, frozen=True, kw_only=True):
 
 
 class Store(ABC):
-    """A place that keeps folders by key, ``a/b/c``; ``shown`` is its address without secrets.
+    """A store of folders by key, ``a/b/c``; ``shown`` is its address without secrets.
 
     Every method raises SyncFailed if it could not finish, and soon after ``cancel`` is set.
     """
@@ -59,7 +59,7 @@ class Store(ABC):
         self.shown, self._cancel, self._chunk_bytes = shown, cancel, CHUNK_BYTES
 
     def send_files(self, folder: Path, key: str, names: Iterable[str]) -> SendRecord:
-        """Copy files of a folder, by relative names; then compare the copies with them."""
+        """Copy files of a folder, by relative path, then verify the copies."""
         start_s, wanted = time.monotonic(), list(names)
         n_bytes, verified = self._transfer_files(folder, key, wanted)
         return SendRecord(
@@ -79,7 +79,7 @@ class Store(ABC):
         return n_bytes, " and ".join(sorted(ways)) or "nothing to compare"
 
     def _transfer_file(self, path: Path, key: str) -> tuple[int, str]:
-        """Copy a file unless it is there; return the bytes moved, and how it was compared."""
+        """Copy a file unless it exists; return the bytes moved, and how it was compared."""
         raise NotImplementedError
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Store(ABC):
 
     def _check_wanted(self, _: int = 0) -> None:
         if self._cancel.is_set():
-            raise SyncFailed(f"{self.shown}: the copy was broken off")
+            raise SyncFailed(f"{self.shown}: the copy was canceled")
 
     def _chunks(self, path: Path) -> Iterator[bytes]:
         with path.open("rb") as stream:
@@ -110,35 +110,36 @@ def is_local(destination: str) -> bool:
 
 
 def check_destination(destination: str) -> None:
-    """Raise ConfigError if an address is empty, of a kind that is not copied to, or no bucket's."""
+    """Raise ConfigError if an address is empty, of an unsupported kind, or without a bucket."""
     bucket = destination.removeprefix(S3).split("/")[0]
-    # rsync would take gs://bucket for a host that is called gs.
+    # rsync would take gs://bucket for a host named gs.
     is_other = "://" in destination and not destination.startswith((S3, "rsync://"))
     if not destination or is_other or (destination.startswith(S3) and not bucket):
         raise ConfigError(
-            f"destination {destination!r}: give a path, host:path, rsync://… or s3://bucket/prefix"
+            f"destination {destination!r}: is not supported; use a path, host:path, rsync://… or"
+            " s3://bucket/prefix"
         )
 
 
 def check_key(key: str) -> str:
-    """Return a key from a store; raise SyncFailed if it leads elsewhere."""
+    """Return a key from a store; raise SyncFailed if it leads outside."""
     if key.startswith("/") or ".." in key.split("/") or not key:
-        raise SyncFailed(f"{key!r} is no name of a file below a folder; the store is not ours")
+        raise SyncFailed(f"{key!r} is not a path inside a folder; check the destination")
     return key
 
 
 def files_below(
     folder: Path, *, skip: Collection[str] = (), only_a_look: bool = False
 ) -> list[str]:
-    """List files by relative name in a fixed order, without partial ones and names to ``skip``.
+    """List files by relative path in a fixed order, without partial ones and names to ``skip``.
 
-    SyncFailed for a dangling link or an unreadable folder. ``only_a_look`` leaves such folders out,
-    and lists names without asking what they are.
+    Raise SyncFailed for a dangling link or an unreadable folder. ``only_a_look`` omits such folders
+    and lists names without checking what they are.
     """
     found = []
     failed = None if only_a_look else _refuse
     for place, folders, files in os.walk(folder, onerror=failed, followlinks=not only_a_look):
-        # In place, as os.walk goes on by this list.
+        # In place, because os.walk descends into the folders of this list.
         folders[:], names = (
             sorted(name for name in some if name not in skip and not name.endswith(".partial"))
             for some in (folders, files)
@@ -162,8 +163,8 @@ def _check_link(path: Path, folder: Path) -> None:
     if not path.is_symlink():
         return
     if not path.exists():
-        raise SyncFailed(f"{path}: a link that leads nowhere; remove it, or leave it out by --skip")
-    # A link to a folder above it would be followed without end.
+        raise SyncFailed(f"{path}: a dangling link; remove it, or exclude it with --skip")
+    # A link to a folder above it would be followed endlessly.
     above = [path.parent, *(p for p in path.parent.parents if p == folder or folder in p.parents)]
     if path.is_dir() and path.resolve() in {p.resolve() for p in above}:
-        raise SyncFailed(f"{path}: a link to a folder that it lies in; remove it")
+        raise SyncFailed(f"{path}: a link to a folder that contains it; remove it")

@@ -33,7 +33,7 @@ from expertflow.rental.sync.store import (
 PARTIAL = 23
 ABSENT = ("No such file or directory", "Not a directory")
 PATIENCE_S = 60
-# Marks of a transferred file in its lists of changes.
+# How --itemize-changes marks a transferred file.
 MOVED = ("<f", ">f", "cf")
 # rsync is silent while a side hashes a file; even slow disks read this fast.
 SLOW_BYTES_PER_S = 20e6
@@ -54,10 +54,10 @@ def open_store(destination: str, cancel: threading.Event) -> Store:
 
 
 class LocalStore(Store):
-    """A folder of this file system: a network volume, a second disk."""
+    """A mounted folder: a network volume, a second disk."""
 
     def _transfer_file(self, path: Path, key: str) -> tuple[int, str]:
-        target, way = Path(self.shown, key), "read back, sha256 equal"
+        target, way = Path(self.shown, key), "read back, sha256 matches"
         with convert_errors(f"{target}: not copied"):
             # By content: sizes and times may be equal by chance or by design.
             if target.is_file() and self._sha256(target) == self._sha256(path):
@@ -77,7 +77,7 @@ class LocalStore(Store):
 
     def _sha256(self, path: Path) -> str:
         with path.open("rb") as stream:
-            # The file as the disk has it: the page cache would give back what was written.
+            # Read the disk: the page cache would return what was written.
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         digest = hashlib.sha256()
         for chunk in self._chunks(path):
@@ -88,7 +88,7 @@ class LocalStore(Store):
         source = Path(self.shown, key)
         with convert_errors(f"{source}: not copied"):
             if not source.exists():
-                raise NotThere(f"{source}: nothing is there")
+                raise NotThere(f"{source}: does not exist")
             place = source.parent if source.is_file() else source
             for name in [source.name] if source.is_file() else files_below(source):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -108,14 +108,14 @@ class LocalStore(Store):
 
 
 class RsyncStore(Store):
-    """A folder elsewhere, by ssh without a password (host:path) or a daemon (rsync://…)."""
+    """A remote folder, over passwordless ssh (host:path) or from a daemon (rsync://…)."""
 
     def __init__(self, destination: str, cancel: threading.Event) -> None:
         super().__init__(SECRETS.sub("", destination), cancel)
         if shutil.which("rsync") is None:
             raise ConfigError(
                 f"{self.shown}: rsync is not installed here; install it"
-                " (apt-get install rsync), or give a path or s3://…"
+                " (apt-get install rsync), or use a path or s3://…"
             )
         self._root = destination.rstrip("/")
         # Set once the second pass finds different content with the same size and time.
@@ -128,7 +128,7 @@ class RsyncStore(Store):
         paths = [path for path in (folder / name for name in names) if path.is_file()]
         largest = max((path.stat().st_size for path in paths), default=0)
         patience_s = PATIENCE_S + math.ceil(largest / SLOW_BYTES_PER_S)
-        # rsync takes a line that begins with # or ; for a comment.
+        # rsync treats a line that begins with # or ; as a comment.
         text = "\0".join(f"./{name}" for name in names)
 
         def run(*options: str) -> list[str]:
@@ -147,14 +147,14 @@ class RsyncStore(Store):
         self._doubts = bool(different)
         if different:
             raise SyncFailed(
-                f"{self.shown}: {len(different)} of {len(names)} files of {key} are not there as"
-                f" they are here, {different[0]} for one"
+                f"{self.shown}: {len(different)} of {len(names)} files of {key} differ from those"
+                f" here, for example {different[0]}"
             )
         return n_bytes, verified
 
     def fetch(self, key: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # rsync copies the content of a folder if its name ends with a slash.
+        # rsync copies the contents of a folder if its name ends with a slash.
         is_file = key.endswith(".json")
         source = f"{self._root}/{key}" + ("" if is_file else "/")
         # Local files are always copied again; comparing first would make the other side hash all of
@@ -187,7 +187,7 @@ class RsyncStore(Store):
             # In its own session, Ctrl-C reaches it only through the guard, and ssh cannot prompt.
             done = run_until(command, self._cancel.is_set, given=text, signals=[signal.SIGTERM])
         except CommandStopped:
-            raise SyncFailed(f"{self.shown}: the copy was broken off") from None
+            raise SyncFailed(f"{self.shown}: the copy was canceled") from None
         if code := done.returncode:
             message = " ".join(done.stderr.split()).replace(self._root, self.shown)
             is_absent = code == PARTIAL and any(words in message for words in ABSENT)
@@ -210,7 +210,7 @@ class S3Store(Store):
             from urllib3.exceptions import HTTPError
         except ImportError as error:
             raise ConfigError(
-                f"{destination}: boto3 is not installed; run make s3, or give a path or host:path"
+                f"{destination}: boto3 is not installed; run make s3, or use a path or host:path"
             ) from error
         self._bucket, _, prefix = destination.removeprefix(S3).partition("/")
         self._prefix = prefix.strip("/")
@@ -226,12 +226,12 @@ class S3Store(Store):
 
         target = self._key(key)
         with self._errors_as_ours(target):
-            # S3's own checksum of an upload in parts is the hash of the hashes of its parts.
+            # S3's checksum of a multipart upload is the hash of its parts' hashes.
             parts = [hashlib.sha256(chunk).digest() for chunk in self._chunks(path)]
             if (way := self._compare(path, target, parts)) is not None:
                 return 0, way
             n_bytes = path.stat().st_size
-            # The parts that are compared; threads would hold several of them.
+            # The same parts that are compared; threads would load several at once.
             config = TransferConfig(
                 multipart_threshold=self._chunk_bytes + 1,
                 multipart_chunksize=self._chunk_bytes,
@@ -246,7 +246,7 @@ class S3Store(Store):
                 Callback=self._check_wanted,
             )
             if (way := self._compare(path, target, parts)) is None:
-                raise SyncFailed(f"s3://{self._bucket}/{target}: not what was uploaded")
+                raise SyncFailed(f"s3://{self._bucket}/{target}: is not what was uploaded")
         return n_bytes, way
 
     def _compare(self, path: Path, target: str, parts: list[bytes]) -> str | None:
@@ -259,15 +259,15 @@ class S3Store(Store):
         if found := head.get(f"Checksum{SUM}"):
             whole = parts[0] if len(parts) == 1 else hashlib.sha256(b"".join(parts)).digest()
             wanted = base64.b64encode(whole).decode()
-            # Storages differ in whether they add the number of parts.
+            # Storage services differ in whether they append the number of parts.
             is_same = found in (wanted, f"{wanted}-{len(parts)}")
-            return "SHA256 of the storage equal" if is_same else None
+            return "the storage's SHA256 matches" if is_same else None
         body = self._asked(self._client.get_object, target)["Body"]
         digest = hashlib.sha256()
         while chunk := body.read(self._chunk_bytes):
             self._check_wanted()
             digest.update(chunk)
-        return "read back, sha256 equal" if digest.hexdigest() == sha256_file(path) else None
+        return "read back, sha256 matches" if digest.hexdigest() == sha256_file(path) else None
 
     def fetch(self, key: str, folder: Path) -> None:
         place = self._key(key)
@@ -282,7 +282,7 @@ class S3Store(Store):
                     fetch, going = self._client.download_fileobj, self._check_wanted
                     self._asked(fetch, name, Fileobj=stream, Callback=going)
         if not objects:
-            raise NotThere(f"{self.shown}/{key}: nothing is there")
+            raise NotThere(f"{self.shown}/{key}: does not exist")
 
     def list_names(self, key: str) -> list[str]:
         place = self._key(key) + "/"
@@ -303,7 +303,7 @@ class S3Store(Store):
         return [name for name in found if name == place or name.startswith(below)]
 
     def _key(self, key: str) -> str:
-        # Keys are UTF-8, names of files need not be: such a byte is written as \\xff there.
+        # Keys are UTF-8, but file names need not be: a byte that is not is written as \\xff.
         key = os.fsencode(key).decode("utf-8", "backslashreplace")
         return f"{self._prefix}/{key}" if self._prefix else key
 
@@ -324,6 +324,6 @@ class S3Store(Store):
 
 
 def _unescape(name: str) -> str:
-    r"""Return a name whose bytes rsync shows as \#303 where they are no characters here."""
+    r"""Decode a name; rsync shows a byte that is not a character here as \#303."""
     escaped = re.sub(rb"\\#(\d{3})", lambda found: bytes([int(found[1], 8)]), os.fsencode(name))
     return os.fsdecode(escaped)
