@@ -29,7 +29,7 @@ AUTO = {
 
 def test_everything_auto_has_its_sentence() -> None:
     for gpu in (None, card("H100 SXM")):
-        packing = replace(PACKING, length_reason="as max_seq_length says")
+        packing = replace(PACKING, length_reason="set by max_seq_length")
         made = reasons_of(plan(gpu, packing))
         assert set(made) >= AUTO
         assert all(len(made[setting].because) > 10 for setting in AUTO)

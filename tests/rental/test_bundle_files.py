@@ -379,7 +379,7 @@ def test_a_hub_model_has_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     access = "get access at https://huggingface.co/maker/model and 'hf auth login'; else pass a"
     refused = Response(403, request=Request("GET", "https://huggingface.co"))
     for failure, said in (
-        (OSError("no network"), r"nor to be had from the hub \(OSError\); pass a folder"),
+        (OSError("no network"), r"nor available from the hub \(OSError\); pass a folder"),
         (GatedRepoError("not yours", response=refused), access),
         (XetDownloadError("broke off"), r"\(XetDownloadError\); pass a folder"),
         (ReadTimeout("too slow"), r"\(ReadTimeout\); pass a folder"),

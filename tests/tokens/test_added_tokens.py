@@ -92,7 +92,9 @@ def test_a_user_may_write_one_even_if_special_tokens_are_rejected(tmp_path: Path
 @pytest.mark.parametrize("known", ["<|im_end|>", "a"])
 def test_an_existing_token_is_rejected(tmp_path: Path, known: str) -> None:
     tiny_tokenizer(tmp_path / "source")
-    with pytest.raises(ConfigError, match=r"data\.added_tokens: '.*' is in the model's tokenizer"):
+    with pytest.raises(
+        ConfigError, match=r"data\.added_tokens: '.*' is already in the model's tokenizer"
+    ):
         prepare(str(tmp_path / "source"), tmp_path / "made", ("<|sql|>", known))
 
 

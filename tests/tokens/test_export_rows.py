@@ -88,14 +88,14 @@ def test_batches_are_equal(source: Path, monkeypatch: pytest.MonkeyPatch, padded
 def test_a_folder_that_is_not_a_packed_split_is_rejected(source: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         export_rows(tmp_path / "none", tmp_path / "out", targets="labels", padded=True)
-    with pytest.raises(DataError, match=f"no {ROWS_FILE} in it"):
+    with pytest.raises(DataError, match=f"has no {ROWS_FILE}"):
         export_rows(tmp_path, tmp_path / "out", targets="labels", padded=True)
     exported(source)
     with pytest.raises(DataError, match=r"columns .*'labels'.* are not those of packed rows"):
         export_rows(tmp_path / "labels-True", tmp_path / "out", targets="labels", padded=True)
-    with pytest.raises(DataError, match="there already; delete it or name another"):
+    with pytest.raises(DataError, match="already exists; delete it or choose another"):
         exported(source)
     (source / ROWS_FILE).write_bytes(b"none of it")
-    with pytest.raises(DataError, match="no Arrow stream"):
+    with pytest.raises(DataError, match="not an Arrow stream"):
         export_rows(source, tmp_path / "out", targets="labels", padded=True)
     assert not (tmp_path / "out").exists()

@@ -131,7 +131,7 @@ def test_rows_read_back_from_many_batches(tmp_path: Path, monkeypatch: pytest.Mo
 def test_auto_takes_the_shortest_length_that_fits_all(longest: int, expected: int) -> None:
     length, reason = choose_length(packing_spec(sequence_length_tokens=None), longest)
     assert length == expected
-    assert ("the shortest choice that holds the longest" in reason) == (longest <= length)
+    assert ("the shortest choice that fits the longest" in reason) == (longest <= length)
 
 
 def test_the_record_describes_other_lengths(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_missing_tokens_are_noticed(tmp_path: Path) -> None:
     shard = token_shard(tmp_path, documents(5))
     ids = Path(shard.path)
     ids.write_bytes(ids.read_bytes()[:-4])
-    with pytest.raises(DataError, match="its index says"):
+    with pytest.raises(DataError, match="but its index lists"):
         pack_shards(tmp_path, [shard], held_out)
 
 
@@ -238,7 +238,7 @@ def test_a_held_out_document_that_is_trained_on_is_rejected(tmp_path: Path) -> N
         if not n_leaked:
             pack_shards(tmp_path, shards, sides, n_copies=2)
             continue
-        words = "^e: 2 held-out documents are in the training data, .* of source s as one of"
+        words = "^e: 2 held-out documents are in the training data, .* from source s as one from"
         with pytest.raises(DataError, match=words):
             pack_shards(tmp_path, shards, sides, n_copies=2)
 

@@ -172,7 +172,7 @@ def test_a_form_that_differs_is_not_used(
     record = pretokenize(tmp_path, tokenizer, document_shard(tmp_path, bodies))
     renderer = Renderer(chatml_layout())
     assert read_documents(record) == [tokenize_alone(body, renderer, engine) for body in bodies]
-    assert "applied to every document" in caplog.text
+    assert "applied to each document" in caplog.text
 
 
 def test_damaged_tokens_are_remade(tmp_path: Path, tokenizer: Path) -> None:

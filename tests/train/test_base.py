@@ -180,7 +180,7 @@ def test_a_tokenizers_record_does_not_contain_its_origin(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("tokenizer.json", None, "no tokenizer.json; give the folder or hub id"),
+        ("tokenizer.json", None, "no tokenizer.json; set the folder or hub id"),
         ("tokenizer.json", b"", "tokenizer.json: damaged (EOF"),
         ("tokenizer_config.json", b"[]", "tokenizer_config.json: is not a JSON object"),
         ("tokenizer_config.json", b'{"a', "tokenizer_config.json: damaged ("),

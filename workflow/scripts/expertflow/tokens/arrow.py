@@ -3,7 +3,7 @@
 A token shard is two files: ``.ids``, the ids of all its documents end to end as little-endian
 int32, and ``.arrow``, an index with one row per document in file order. Packed rows are an Arrow
 IPC *stream* and two small JSON files, as ``datasets.load_from_disk`` reads. A row stores ids,
-document lengths and supervised spans; labels, position ids and cu_seqlens are made at batch time.
+document lengths and supervised spans; labels, position ids and cu_seqlens are built per batch.
 """
 
 import json
@@ -70,7 +70,7 @@ class PackedRows(Record, frozen=True):
         if out is None:
             out = np.empty((len(rows), self.length), np.int32)
         if len(self.parts_NL) == 1:
-            # In its default mode numpy buffers what it writes to ``out``.
+            # In its default mode, numpy buffers its writes to ``out``.
             return np.take(self.parts_NL[0], rows, axis=0, out=out, mode="clip")
         height = len(self.parts_NL[0])
         for i, row in enumerate(rows.tolist()):
@@ -130,7 +130,7 @@ def write_dataset(directory: Path, schema: pa.Schema, batches: Iterable[list[pa.
     info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
     state: dict[str, object] = {
         "_data_files": [{"filename": ROWS_FILE}],
-        # A fixed one, so that equal rows are equal files.
+        # Fixed, so that equal rows are equal files.
         "_fingerprint": "expertflow",
         "_format_columns": None,
         "_format_kwargs": {},

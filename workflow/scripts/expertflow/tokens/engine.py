@@ -22,7 +22,7 @@ from expertflow.tokens.records import TOKENIZER_FILES, EngineChoice
 
 TOKENIZER_FILE = TOKENIZER_FILES[0]
 CHOSEN = "set in the manifest"
-# As transformers stores them where the last call before the save asked for them.
+# As transformers stores them if the last call before saving used them.
 _LIMITS = re.compile(r'"(truncation|padding)"\s*:\s*\{')
 
 
@@ -51,7 +51,7 @@ class Encoder(ABC):
         if token_id is None:
             raise DataError(
                 f"the tokenizer has no token {token!r}, which the chat layout needs; use a model"
-                " whose tokenizer knows ChatML, e.g. of the Qwen family"
+                " whose tokenizer supports ChatML, e.g. of the Qwen family"
             )
         return token_id
 
@@ -89,7 +89,7 @@ class Engine(Encoder):
         return ids
 
     def encode_flat(self, texts: list[str]) -> Ragged:
-        # Unlike ``encode_batch`` it does not compute the offsets of characters.
+        # Unlike ``encode_batch``, it does not compute character offsets.
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return Ragged.from_lists(item.ids for item in encoded)
 
@@ -112,14 +112,14 @@ class FastEngine(Encoder):
 
 
 def _read_settings(directory: Path) -> str:
-    """Read a tokenizer's JSON, without limits of length and the space prepended to a first word.
+    """Read a tokenizer's JSON, without length limits or the space prepended to a first word.
 
-    A limit would cut every text, or fill it up. Models with that space have documents that start
-    with a special token, so none of their texts is first.
+    A limit would truncate or pad every text. Models with that space have documents that start with
+    a special token, so none of their texts comes first.
     """
     settings = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
     has_space = '"prepend_scheme"' in settings and '"first"' in settings
-    # Parsing a large vocabulary takes long.
+    # Parsing a large vocabulary is slow.
     if not has_space and not _LIMITS.search(settings):
         return settings
 

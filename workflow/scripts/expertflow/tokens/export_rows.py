@@ -53,11 +53,11 @@ def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -
             if targets == "labels":
                 values_NL = np.where(target_NL, ids_NL, np.int32(IGNORE))
             else:
-                # Of a mask Arrow would make booleans, where the schema has int8.
+                # Arrow would turn a mask into booleans, but the schema has int8.
                 values_NL = target_NL.astype(np.int8)
             yield _columns(ids_NL, values_NL, lengths, padded=padded)
 
-    # -1 is Arrow's size of lists that vary in length.
+    # -1 is Arrow's size for variable-length lists.
     size = rows.length if padded else -1
     values = pa.list_(pa.int32() if targets == "labels" else pa.int8(), size)
     ids, lengths = pa.list_(pa.int32(), size), pa.list_(pa.int32())
@@ -105,16 +105,16 @@ def _columns(
 
 def _check(source: Path, output: Path) -> None:
     if not source.is_dir():
-        raise DataError(f"{source}: no such folder; name a packed split, e.g. packed/train")
+        raise DataError(f"{source}: no such folder; choose a packed split, e.g. packed/train")
     file = source / ROWS_FILE
     if not file.is_file():
-        raise DataError(f"{source}: no {ROWS_FILE} in it; name a packed split, e.g. packed/train")
+        raise DataError(f"{source}: has no {ROWS_FILE}; choose a packed split, e.g. packed/train")
     with pa.memory_map(str(file)) as stream:
         try:
             names = pa.ipc.open_stream(stream).schema.names
         except pa.ArrowInvalid as error:
-            raise DataError(f"{file}: no Arrow stream ({error}); pack the rows again") from error
+            raise DataError(f"{file}: not an Arrow stream ({error}); repack the rows") from error
     if names != rows_schema(1).names:
-        raise DataError(f"{source}: columns {names} are not those of packed rows; name another")
+        raise DataError(f"{source}: columns {names} are not those of packed rows; choose another")
     if output.exists() or output.is_symlink():
-        raise DataError(f"{output}: there already; delete it or name another folder")
+        raise DataError(f"{output}: already exists; delete it or choose another folder")

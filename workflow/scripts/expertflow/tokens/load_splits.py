@@ -1,7 +1,7 @@
 """The documents of each split: their token locations, and their tokens gathered into rows.
 
 Only locations are in memory. Rows are gathered a few at a time, reading documents in file order,
-each directly to its place.
+each directly into its place.
 """
 
 import os
@@ -25,8 +25,8 @@ from expertflow.tokens.records import DecodedSample, TokenShardRecord
 
 N_SAMPLES = 3
 BATCH_BYTES = 32 << 20
-# Where documents of one length are compared first, in tokens from their end.
-# From the end, because many documents begin alike, e.g. with one system prompt.
+# Where documents of equal length are compared first, in tokens from their end.
+# From the end, because many documents begin alike, e.g. with the same system prompt.
 PROBES = (8, 16, 32, 64)
 
 
@@ -59,7 +59,7 @@ def load_splits(
     """Read the kept documents; DataError for too many rejects or a wrong file size."""
     keep_rows = read_keep(keep)
     none = np.empty(0, np.int64)
-    # Of each document: shard, offset, length and side of the split.
+    # Per document: shard, offset, length and side of the split.
     columns = [(none.astype(np.uint16), none, none.astype(np.int32), none.astype(np.bool_))]
     spans = [Ragged.from_lists()]
     reasons: dict[str, Counter[str]] = {}
@@ -102,7 +102,7 @@ def load_splits(
         )
         for side in (~is_held_out, is_held_out)
     )
-    # Documents of as many sources as possible.
+    # Documents from as many sources as possible.
     in_turn = zip_longest(*samples.values())
     return Splits(
         train=train,
@@ -117,9 +117,9 @@ def load_splits(
 def check_leakage(expert: str, splits: Splits, shards: Sequence[TokenShardRecord]) -> None:
     """Raise DataError if a held-out document has exactly the tokens of a training document.
 
-    Only documents that agree with one of the other side in length and at all probes are read.
+    Only documents that match one on the other side in length and at all probes are read.
     """
-    # An empty file cannot be mapped; a memmap itself is slow to cut.
+    # An empty file cannot be mapped; slicing a memmap itself is slow.
     none = np.empty(0, IDS_DTYPE)
     ids = [np.asarray(np.memmap(s.path, IDS_DTYPE, "r")) if s.n_tokens else none for s in shards]
     train, held_out = splits.train, splits.held_out
@@ -142,17 +142,17 @@ def check_leakage(expert: str, splits: Splits, shards: Sequence[TokenShardRecord
     if leaked:
         raise DataError(
             f"{expert}: {len(leaked)} held-out documents are in the training data, token for token,"
-            f" the first of source {leaked[0][0]} as one of source {leaked[0][1]}; correct the"
-            " sources' duplicate_fields, so that one of two is dropped, or group, so that both are"
-            " on one side"
+            f" the first from source {leaked[0][0]} as one from source {leaked[0][1]}; correct the"
+            " sources' duplicate_fields, so that one of the two is dropped, or group, so that both"
+            " are on one side"
         )
 
 
 def _probe(
     documents: SplitDocuments, rows: Ints, ids: Sequence[NDArray[np.int32]], n_back: int
 ) -> NDArray[np.int32]:
-    """Return keys below 2^20, equal if lengths are and the tokens so far from the end."""
-    # Documents are in the order of their shards, which the cuts below rely on.
+    """Return keys below 2^20, equal for equal lengths and tokens ``n_back`` from the end."""
+    # Documents are in the order of their shards, which the slices below rely on.
     length, shard = documents.length[rows], documents.shard[rows]
     at = documents.offset[rows] + np.maximum(length - n_back, 0)
     edges = np.searchsorted(shard, range(len(ids) + 1)).tolist()
@@ -165,7 +165,7 @@ def _probe(
 def _check_size(path: str, n_bytes: int) -> None:
     found = Path(path).stat().st_size
     if found != n_bytes:
-        raise DataError(f"{path}: {found} bytes, its index says {n_bytes}; {REPAIR}")
+        raise DataError(f"{path}: {found} bytes, but its index lists {n_bytes}; {REPAIR}")
 
 
 def _rows_of(shard: TokenShardRecord, keep: dict[tuple[str, str], KeptRows]) -> KeptRows | None:
@@ -252,6 +252,6 @@ def _read(
     starts, ends = place[order] * size, (place + length)[order] * size
     columns = (shard[order], offset[order] * size, starts, ends)
     for number, at, start, end in zip(*(c.tolist() for c in columns), strict=True):
-        # Straight into the row's place, without a buffer between.
+        # Straight into the row's place, without an intermediate buffer.
         if os.preadv(files[number], (memory[start:end],), at) != end - start:
             raise DataError(f"a token file ends early; {REPAIR}")

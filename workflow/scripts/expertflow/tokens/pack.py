@@ -79,7 +79,7 @@ def pack_sequences(
     for name, split in packed.items():
         if split.n_target_tokens == 0:
             raise DataError(
-                f"{expert}: the {name} rows hold nothing to learn at {length} tokens; raise"
+                f"{expert}: the {name} rows contain nothing to learn at {length} tokens; raise"
                 f" max_seq_length, or set overflow to split (it is {spec.overflow})"
             )
     choices = tuple(_length_choice(lengths, choice) for choice in LENGTHS)
@@ -111,10 +111,10 @@ def pack_sequences(
 
 def choose_length(spec: PackingSpec, longest: int) -> tuple[int, str]:
     if spec.sequence_length_tokens is not None:
-        return spec.sequence_length_tokens, "as max_seq_length says"
+        return spec.sequence_length_tokens, "set by max_seq_length"
     for length in LENGTHS:
         if longest <= length <= LONGEST_AUTO_LENGTH:
-            return length, f"the shortest choice that holds the longest document ({longest} tokens)"
+            return length, f"the shortest choice that fits the longest document ({longest} tokens)"
     return (
         LONGEST_AUTO_LENGTH,
         f"the longest document has {longest} tokens; auto goes up to {LONGEST_AUTO_LENGTH}",
@@ -129,7 +129,7 @@ def _count_dropped(
     too_long: Counter[tuple[str, bool]] = Counter()
     for is_held_out, documents in enumerate((splits.train, splits.held_out)):
         rows = (documents.length > length) & is_dropping
-        # A repeated document is the same place of the same shard.
+        # Repeats of a document have the same place in the same shard.
         places = set(zip(documents.shard[rows].tolist(), documents.offset[rows], strict=True))
         too_long.update((shards[number].source, bool(is_held_out)) for number, _ in places)
     lost = splits.n_dropped + too_long
@@ -151,7 +151,7 @@ def _pack_split(
     progress = ProgressPrinter(f"{output}", total=len(rows), unit="rows packed")
     n_supervised = n_targets = 0
 
-    # Counted on the way to the file, since no more than a batch is in memory.
+    # Counted while writing, since only one batch is in memory.
     def counted() -> Iterator[PackedRows]:
         nonlocal n_supervised, n_targets
         for batch in row_batches(documents, pieces, rows, length=length, done=progress.add):
@@ -161,7 +161,7 @@ def _pack_split(
             yield batch
 
     write_rows(output, counted(), length=length)
-    # Otherwise a piece is a document, and nothing has to tell which pieces belong together.
+    # Without splits a piece is a document, and no file is needed to match pieces.
     if pieces.n_split:
         np.save(output / DOCUMENTS_FILE, pieces.document[rows.values])
     n_tokens = int(pieces.length.sum(dtype=np.int64))
@@ -197,11 +197,11 @@ def plan_rows(lengths: NDArray[np.int32], spec: PackingSpec, length: int) -> tup
 
 def _histogram(lengths: NDArray[np.int32]) -> LengthHistogram:
     longest = int(lengths.max())
-    # The first edges round to equal numbers. The last is above the longest document, as each count
-    # excludes its upper edge.
+    # The first edges round to equal numbers. The last is above the longest document, because each
+    # count excludes its upper edge.
     edges = np.unique(np.geomspace(1, longest + 1, N_BINS).round().astype(int))
     counts, _ = np.histogram(lengths, bins=edges)
-    # "higher" returns a length that occurs, where others interpolate.
+    # "higher" returns a length that occurs; other methods interpolate.
     percentiles = {f"p{q}": int(np.percentile(lengths, q, method="higher")) for q in (50, 90, 99)}
     return LengthHistogram(
         edges=tuple(edges.tolist()),

@@ -2,7 +2,7 @@
 
 Worked example, rows of 10, lengths 7 4 3 6: best-fit-decreasing puts 7 with 3 and 6 with 4, two
 full rows; in input order 7, 4 + 3 and 6 would need three. A *piece* is a document, or a part that
-fits a row. The plan uses the histogram of lengths, like longest-pack-first packing: equally filled
+fits in a row. The plan uses the histogram of lengths, like longest-pack-first packing: equally full
 rows form one group, so the cost depends on the row length and hardly on the number of documents.
 """
 
@@ -21,7 +21,7 @@ IGNORE = -100
 
 
 class Pieces(Record, frozen=True):
-    """Documents cut to fit rows, and the losses.
+    """Documents cut to fit rows, and what is lost.
 
     Piece i is tokens [start, start + length) of ``document``.
     """
@@ -104,8 +104,8 @@ def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Rag
 def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group]:
     """Yield groups of equal rows, from a histogram of ``counts[n]`` pieces of length n.
 
-    The fullest row that fits a piece gets it, and stays the fullest: so a row takes all it can of
-    one length at once.
+    A piece goes to the fullest row that fits it, which stays the fullest: so a row takes as many
+    pieces of one length as it can at once.
     """
     waiting: list[deque[Group]] = [deque() for _ in range(row_length + 1)]
     rooms = np.zeros(row_length + 1, dtype=bool)
@@ -121,7 +121,7 @@ def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group
         # A document without tokens takes no row.
         left = int(counts[length]) if length else 0
         while left:
-            # The first true entry is the fullest row that fits; argmax is 0, too, where none is
+            # The first true entry is the fullest row that fits; argmax is also 0 where none is
             # true.
             room = length + int(rooms[length:].argmax())
             if rooms[room]:

@@ -1,6 +1,6 @@
 """Lists of different lengths laid end to end: tokens, document lengths and spans.
 
-No Python object per list, so a million of them cost eight bytes each besides their values.
+There is no Python object per list, so a list costs eight bytes besides its values.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ class Ragged(Record, frozen=True):
 
     @classmethod
     def from_lists(cls, lists: Iterable[Sequence[int]] = ()) -> "Ragged":
-        # An empty array leads, since no lists at all would leave nothing to concatenate.
+        # An empty array comes first, since numpy cannot concatenate nothing.
         arrays = [np.asarray(item, dtype=np.int32) for item in lists]
         lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
         return cls(np.concatenate([np.empty(0, np.int32), *arrays]), offsets_of(lengths))

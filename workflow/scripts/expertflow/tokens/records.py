@@ -16,9 +16,9 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )  # fmt: skip
-# fastokens cannot be demanded: it is used only where its ids are those of ``tokenizers``.
+# fastokens cannot be required: it is used only where its ids match those of ``tokenizers``.
 EngineChoice = Literal["auto", "tokenizers"]
-# Why a document is not in the rows, beside the reasons of its template.
+# Why a document is not in the rows, besides the reasons of its template.
 TOO_LONG = "longer_than_row"
 
 
@@ -26,7 +26,7 @@ class TokenizerSpec(Record, frozen=True, kw_only=True):
     """Settings of ``prepare_tokenizer``; ``content`` are hashes of local files.
 
     ``tokenizer`` is a folder, for a builtin model only; null learns ``vocab_size`` tokens instead.
-    ``added_tokens`` are new ones that texts hold.
+    ``added_tokens`` are new tokens found in texts.
     """
 
     model: str
@@ -40,7 +40,7 @@ class TokenizerSpec(Record, frozen=True, kw_only=True):
 
 
 class TokenizerRecord(Record, frozen=True, kw_only=True):
-    """A tokenizer on disk and how its model writes chats; depends on content alone.
+    """A tokenizer on disk and how its model writes chats; depends only on content.
 
     ``sha256`` is of tokenizer.json, ``vocab_size`` one above the highest token id.
     """
@@ -54,7 +54,7 @@ class TokenizerRecord(Record, frozen=True, kw_only=True):
 class TokenSpec(Record, frozen=True, kw_only=True):
     """Settings of ``pretokenize_shard``, with the ``versions`` of the installed engines.
 
-    ``auto`` is fastokens if it gives the same ids as ``tokenizers``.
+    ``auto`` is fastokens if its ids match those of ``tokenizers``.
     """
 
     engine: EngineChoice
@@ -94,14 +94,14 @@ class StoredTokens(Record, frozen=True, kw_only=True):
 class TokenShardRecord(StoredTokens, frozen=True, kw_only=True):
     """Token ids of all documents of some document shards, kept or not.
 
-    ``path`` holds the ids, ``index_path`` lengths and supervised spans in document order. ``key``
-    identifies all inputs, and so the content.
+    ``path`` contains the ids, ``index_path`` lengths and supervised spans in document order.
+    ``key`` identifies all inputs, and thus the content.
     """
 
     source: str
     shard: str
     document_shards: tuple[str, ...]
-    # One index covers all document shards; these counts lead from a shard's row to the index's.
+    # One index covers all document shards; these counts map a shard's row to the index's.
     n_documents_by_shard: tuple[int, ...]
     path: str
     index_path: str
@@ -117,13 +117,13 @@ class PackingSpec(Record, frozen=True, kw_only=True):
     sequence_length_tokens: int | None
     packing: Literal["bfd", "concat", "none"]
     overflow: Literal["split", "truncate", "drop"]
-    # Orders the rows; which documents share a row does not depend on chance.
+    # Shuffles the rows; which documents share a row is not random.
     seed: int
     max_rejected_fraction: float
 
 
 class LengthChoice(Record, frozen=True, kw_only=True):
-    """What rows of another length would hold; a repeated document counts each time."""
+    """What rows of another length would contain; a repeated document counts each time."""
 
     sequence_length_tokens: int
     n_over_long_documents: int
@@ -135,7 +135,7 @@ class LengthChoice(Record, frozen=True, kw_only=True):
 class LengthHistogram(Record, frozen=True, kw_only=True):
     """Document lengths in tokens: ``counts[i]`` lie in [edges[i], edges[i + 1]).
 
-    Those of both splits, each as often as its rows hold it: it tells what rows of them are like.
+    Covers both splits and counts a document as often as the rows contain it.
     """
 
     edges: tuple[int, ...]
@@ -162,13 +162,13 @@ class PackedSplit(Record, frozen=True, kw_only=True):
     n_target_tokens: int
     n_padding_tokens: int
     n_sequences: int
-    # The rows that would do without any padding.
+    # The fewest rows possible, without any padding.
     n_sequences_lower_bound: int
     sum_len_sq: int
 
     @property
     def mean_context_tokens(self) -> float:
-        # A token sees half of its document on average; long ones have more of the tokens.
+        # On average, a token sees half of its document; long ones have more of the tokens.
         return self.sum_len_sq / (2 * self.n_tokens)
 
 
@@ -181,7 +181,7 @@ class PackingRecord(Record, frozen=True, kw_only=True):
     """Both packed splits of an expert, with their row length and the reason for it.
 
     ``engines`` counts shards by engine; ``engine_fallbacks`` say why some could not use the fast
-    one. ``n_dropped_by_source`` has documents of training and held-out ones.
+    one. ``n_dropped_by_source`` counts training and held-out documents.
     """
 
     expert: str

@@ -42,7 +42,7 @@ from expertflow.tokens.tokenize import N_EXAMPLES, BatchDraft, Drafter, TokenBat
 
 log = logging.getLogger(__name__)
 IDS, INDEX_FILE, RECORD = "tokens.ids", "index.arrow", "record.json"
-# More than the report shows, since some turn out to be held out or duplicates.
+# More than the report shows, since some turn out to be held-out or duplicates.
 N_SAMPLES = 8
 SAMPLE_TOKENS = 400
 # Batches laid out while the engine loads, which takes a second.
@@ -63,7 +63,7 @@ def pretokenize_shard(
     index: Path,
 ) -> TokenShardRecord:
     """Write some shards' ids and supervised spans, or take them from the store."""
-    # Other versions may encode a text otherwise, or lay out a chat otherwise.
+    # Other versions may encode a text or lay out a chat differently.
     packages = ("fastokens", "tokenizers", "jinja2")
     key = sha256_json(
         [
@@ -87,14 +87,14 @@ def pretokenize_shard(
         except DataError as error:
             log.warning("%s", error)
             return False
-        # A missing file is no error there: it is merely not among those that were checked.
+        # check_inputs does not report a missing file: it is just not among those checked.
         return {folder / name for name in (RECORD, IDS, INDEX_FILE)} == found.keys()
 
-    folder, was_there = ensure_stored(store, key, make, is_complete)
+    folder, existed = ensure_stored(store, key, make, is_complete)
     stored = read_record(StoredTokens, folder / RECORD)
     publish_file(folder / IDS, ids)
     publish_file(folder / INDEX_FILE, index)
-    if was_there:
+    if existed:
         log.info("taken from the store: %s tokens", f"{stored.n_tokens:,}")
     return TokenShardRecord(
         **asdict(stored),
@@ -142,7 +142,7 @@ def _tokenize_shards(
             )
             written = [row for row, reason in enumerate(draft.dropped) if reason is None]
             for row in written[: N_SAMPLES - len(samples)]:
-                # The row counts through the token shard, not through this batch.
+                # Row numbers are relative to the token shard, not to this batch.
                 decoded = _decode_sample(draft, tokens, row, choosing.result())
                 samples.append((progress.n_done + row, decoded))
             n_tokens += int(lengths.sum())
@@ -152,7 +152,7 @@ def _tokenize_shards(
         engine = choosing.result()
     if engine.sha256 != tokenizer.sha256:
         raise DataError(
-            f"{tokenizer.path}: its {TOKENIZER_FILES[0]} is not what its record says; delete"
+            f"{tokenizer.path}: its {TOKENIZER_FILES[0]} does not match its record; delete"
             f" {tokenizer.path}.json and run again"
         )
     log.info("engine %s %s: %s", engine.name, engine.version, engine.reason)
@@ -173,7 +173,7 @@ def _tokenize_shards(
 def _encode(
     drafts: Iterator[BatchDraft], pool: ThreadPoolExecutor, choosing: Future[Encoder]
 ) -> Iterator[tuple[BatchDraft, Ragged]]:
-    """Encode in the pool's one thread, after the choice, a few batches ahead of what is taken."""
+    """Encode in the pool's one thread, after the choice, a few batches ahead of the consumer."""
 
     def encode(draft: BatchDraft) -> Ragged:
         return draft.encode_texts(choosing.result())
@@ -200,7 +200,7 @@ def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str
     texts: list[str] = []
     left = PROBE_CHARS // n_shards
     for first in islice(iter_batches(documents), 1):
-        # Rounded up, so that each of many shards gives a document.
+        # Rounded up, so that each of many shards contributes a document.
         part = first.slice(0, -(-PROBE_DOCUMENTS // n_shards))
         bodies = map(body_of, part["frame"].to_pylist(), part["texts"].to_pylist())
         for text in iter_training_texts(renderer, bodies):
@@ -216,7 +216,7 @@ def _decode_sample(
     assert draft.document_ids is not None
     ids, learned = tokens.ids[row], tokens.spans[row].tolist()
     n = min(len(ids), SAMPLE_TOKENS)
-    # What is learned and what is not follow each other.
+    # Learned and other pieces alternate.
     # Learned [3, 9) of 12 ids -> [0, 3, 9, 12]: every other piece is learned.
     edges = [0, *(min(at, n) for at in learned), n]
     pieces = [

@@ -1,4 +1,4 @@
-"""Store tokens by their inputs, so that the same ones are never made twice.
+"""Store tokens by their inputs, so that the same tokens are never computed twice.
 
 Results are hard links into the store: instant, and without extra space.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from expertflow.core.files import link_or_copy, partial_beside, remove, sync, sync_directory
 
 log = logging.getLogger(__name__)
-# A job fills its folder, and links what it takes, within this time.
+# A job fills its folder, and links its results, within this time.
 ABANDONED_S = 3600
 
 
@@ -26,7 +26,7 @@ def ensure_stored(
     if folder.is_dir():
         if is_complete(folder):
             return folder, True
-        log.warning("%s is damaged; its tokens are made again", folder)
+        log.warning("%s is damaged; its tokens are computed again", folder)
         remove(folder)
     store.mkdir(parents=True, exist_ok=True)
     with partial_beside(folder) as partial:
@@ -59,6 +59,6 @@ def _in_use(folder: Path) -> bool:
     files = list(folder.iterdir())
     newest_s = max(path.stat().st_mtime for path in (folder, *files))
     young = time.time() - newest_s < ABANDONED_S
-    # What an expert uses is a second name of the same file.
+    # A file that an expert uses has a second name.
     shared = any(path.stat().st_nlink > 1 for path in files)
     return young or shared

@@ -29,7 +29,7 @@ from expertflow.tokens.ragged import Ints, Ragged, offsets_of, run_indices
 log = logging.getLogger(__name__)
 # Texts up to this length are encoded once per batch, such as the newline after each turn.
 SHORT_CHARS = 16
-# A span that starts or ends with its piece needs no text encoded to find where.
+# A span that starts or ends with its piece needs no encoded text to locate that edge.
 NO_EDGE = -1
 # Frames with fewer documents in a batch are rendered one by one.
 FEW = 4
@@ -49,8 +49,8 @@ class BatchDraft(Struct):
 
     Pieces are numbered from 0 for special tokens, from -1 down for texts. A chunk holds document
     numbers, pieces per document, and these pieces. A learned span is a row of four: document, its
-    piece index, and the ``edges`` numbers of the texts before its start and end. ``dropped`` are
-    the reasons why documents cannot be rendered, with the first few ``examples``.
+    piece index, and the ``edges`` numbers of the texts before its start and end. ``dropped``
+    contains why documents cannot be rendered, with the first few ``examples``.
     """
 
     n_documents: int
@@ -89,7 +89,7 @@ class BatchDraft(Struct):
                 self.texts += whole.to_pylist()
                 start = None
                 if item.learned_from is not None:
-                    # The span goes on after what all of them start with.
+                    # The span continues after the prefix that all of them share.
                     start = self._edge(f"{item.before} ", item.learned_from)
             if start is not None:
                 line = np.array([0, i, start, NO_EDGE])
@@ -103,7 +103,7 @@ class BatchDraft(Struct):
     def assemble_tokens(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
         """Assemble drafted and encoded documents; those without a draft get no tokens.
 
-        The text before a learned span is tokenized again by itself, to find where the span starts.
+        The text before a learned span is also tokenized separately, to find where the span starts.
         """
         special = np.array([engine.special_id(token) for token in self.special], np.int32)
         n_special = len(special)
@@ -173,7 +173,7 @@ def _leading(edge: Ints, at: Ints, laid: Ragged, own: Sequence[np.ndarray]) -> I
     bounds = np.searchsorted(edge[order], np.arange(len(own) + 1))
     for number, ids in enumerate(own):
         members = order[bounds[number] : bounds[number + 1]]
-        # Most documents laid out alone have edges of their own: one comparison instead of a loop.
+        # Most documents laid out alone have unique edges: one comparison instead of a loop.
         if len(members) == 1:
             piece = laid[int(at[members[0]])]
             n = min(len(piece), len(ids))
@@ -228,12 +228,12 @@ class Drafter:
 
     def _form(self, frame: bytes, texts: pa.ListArray) -> DocumentForm | None:
         if frame not in self._forms:
-            # The first is the one not used for the longest time.
+            # The first is the least recently used.
             if len(self._forms) == N_FORMS:
                 self._forms.popitem(last=False)
             form = self._renderer.build_form(frame)
             if form is not None and not self._fits(form, frame, texts.slice(0, N_TRIED)):
-                log.warning("the chat template is applied to every document: its layout differs")
+                log.warning("the chat template is applied to each document: its layout varies")
                 form = None
             self._forms[frame] = form
         self._forms.move_to_end(frame)
@@ -241,7 +241,7 @@ class Drafter:
 
     def _fits(self, form: DocumentForm, frame: bytes, texts: pa.ListArray) -> bool:
         for own in texts.to_pylist():
-            # A form stands only for documents that meet its conditions; others are rendered.
+            # A form applies only to documents that meet its conditions; others are rendered.
             if not all(condition.holds(own[condition.text]) for condition in form.conditions):
                 continue
             body = body_of(frame, own)

@@ -1,6 +1,6 @@
 """Write a tokenizer to disk: from the hub, from a folder, or learned from documents.
 
-Needs neither torch nor transformers, and only three small files of a hub model, so that tokenizing
+Needs neither torch nor transformers, and only a few small files of a hub model, so that tokenizing
 can start while its weights download.
 """
 
@@ -27,7 +27,7 @@ from expertflow.tokens.tokenize import tokenize
 BUILTIN = "builtin:"
 # The key of tokenizer_config.json that lists added tokens.
 LISTED = "added_tokens_decoder"
-NO_MODEL = "correct the name, or download it where there is a network"
+NO_MODEL = "correct the name, or download it on a machine with network access"
 
 
 def prepare_tokenizer(
@@ -44,14 +44,14 @@ def prepare_tokenizer(
             source = partial
             save_tokenizer(train_tokenizer(texts, vocab_size=spec.vocab_size), partial)
         else:
-            # By pattern, so that a file which this model lacks is no error here.
+            # By pattern, so that a file that this model lacks is not an error.
             for file in (file for name in TOKENIZER_FILES for file in source.glob(name)):
                 target = partial / file.relative_to(source)
                 target.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, target)
         if not (source / TOKENIZER_FILES[0]).is_file():
             raise DataError(
-                f"{source}: no {TOKENIZER_FILES[0]}; give the folder or hub id of a model that is"
+                f"{source}: no {TOKENIZER_FILES[0]}; set the folder or hub id of a model that was"
                 " saved with its fast tokenizer"
             )
         engine = Engine(source)
@@ -74,7 +74,7 @@ def _source_folder(spec: TokenizerSpec) -> Path | None:
 
 
 def _checked_layout(directory: Path, spec: TokenizerSpec, engine: Engine) -> Layout:
-    """Read how the model writes chats, and compare one with the tokenizer's ids of all its text."""
+    """Read how the model writes chats; check that a chat has the same ids in parts and as one."""
     layout = read_layout(
         directory, choice=spec.chat_template, text_special_tokens=spec.text_special_tokens
     )
@@ -85,34 +85,34 @@ def _checked_layout(directory: Path, spec: TokenizerSpec, engine: Engine) -> Lay
         for role, text in (("user", "What is 2 + 2?"), ("assistant", "It is 4.")) * 2
     )
     renderer = Renderer(layout)
-    # An added token may strip the blanks beside it (``lstrip``, ``rstrip``), and a normalizer may
-    # prepend one: ids of the parts are then not what the model was trained on.
+    # An added token may strip spaces next to it (``lstrip``, ``rstrip``), and a normalizer may
+    # prepend one: the ids of the parts are then not what the model was trained on.
     in_parts = tokenize([renderer.render(Body(turns=turns))], engine)
     if in_parts.ids[0].tolist() == engine.encode_with_special_tokens(
         renderer.text(Body(turns=turns))
     ):
         return layout
     return replace(
-        layout, problem="its tokenizer reads a whole chat otherwise than its parts one by one"
+        layout, problem="its tokenizer encodes a whole chat differently than its separate parts"
     )
 
 
 def add_tokens(directory: Path, tokens: Sequence[str]) -> None:
-    """Add tokens to a saved tokenizer, to be found in texts; ConfigError if it has one already."""
-    # transformers reads both files, so both have to know the tokens.
+    """Add tokens to a saved tokenizer, to be found in texts; ConfigError if one already exists."""
+    # transformers reads both files, so both must list the tokens.
     path, config = (directory / name for name in TOKENIZER_FILES[:2])
     tokenizer = Tokenizer.from_file(str(path))
     for token in tokens:
         if tokenizer.token_to_id(token) is not None:
             raise ConfigError(
-                f"data.added_tokens: {token!r} is in the model's tokenizer already; leave it out"
+                f"data.added_tokens: {token!r} is already in the model's tokenizer; remove it"
             )
     # Special ones would be plain characters in texts.
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in tokens])
     tokenizer.save(str(path))
     settings = json.loads(config.read_bytes()) if config.is_file() else {}
     if LISTED in settings:
-        # Then some of transformers' classes do not read those of tokenizer.json.
+        # If listed here, some transformers classes do not read those of tokenizer.json.
         found = tokenizer.get_added_tokens_decoder().items()
         new = {str(i): token.__getstate__() for i, token in found if token.content in tokens}
         settings[LISTED] |= new
@@ -122,8 +122,8 @@ def add_tokens(directory: Path, tokens: Sequence[str]) -> None:
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     """Learn merges from texts, deterministically."""
     tokenizer = Tokenizer(models.BPE())
-    # Numbers are not split into digits, as larger models prefer: a tiny one then hardly learns
-    # arithmetic (15 against 77 % correct answers on generated word problems).
+    # Numbers are not split into digits, as larger models prefer: with digits, a tiny one hardly
+    # learns arithmetic (15 versus 77 % correct answers on generated word problems).
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return learn_merges(tokenizer, texts, vocab_size=vocab_size)
 
@@ -133,7 +133,7 @@ def learn_merges(tokenizer: Tokenizer, texts: Iterable[str], *, vocab_size: int)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[TEXT_END, TURN_START, TURN_END],
-        # All 256 bytes, so that no text is unknown to a tokenizer that learned from a few.
+        # All 256 bytes, so that a tokenizer trained on a few texts can encode any text.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -149,7 +149,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         "eos_token": TURN_END,
         "pad_token": TEXT_END,
         "chat_template": CHATML,
-        # Decoding would remove the blank before a period or a comma.
+        # Decoding would otherwise remove the space before a period or a comma.
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
@@ -163,8 +163,8 @@ def download_files(name: str, revision: str | None, patterns: Sequence[str], *, 
 
     wanted = list(patterns)
     try:
-        # Asked before the download, so that a disk without room is found in a second.
-        with suppress(DryRunError):  # where the hub is out of reach
+        # Checked before the download, so that a full disk is found within a second.
+        with suppress(DryRunError):  # where the hub is unreachable
             files = snapshot_download(name, revision=revision, allow_patterns=wanted, dry_run=True)
             n_bytes = sum(file.file_size for file in files if file.will_download)
             check_space([(hub_cache(), n_bytes, f"model {name}")], fix=MOVE_CACHE)
@@ -176,7 +176,7 @@ def download_files(name: str, revision: str | None, patterns: Sequence[str], *, 
             page = f"https://huggingface.co/{name}"
             fix = f"if it is gated or private, get access at {page} and 'hf auth login'; else {fix}"
         raise DataError(
-            f"model {name}: neither a directory, nor in the cache, nor to be had from the hub"
+            f"model {name}: neither a directory, nor in the cache, nor available from the hub"
             f" ({type(error).__name__}); {fix}"
         ) from error
     check_blobs(file for pattern in patterns for file in folder.glob(pattern))
