@@ -92,7 +92,7 @@ def test_a_disk_or_file_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     speed, method = disk.measure_file(file)
     assert speed is not None and speed > 0 and method.startswith("17 MiB in order, ")
     file.write_bytes(b"x")
-    message = "not measured: 0.0 MB say nothing, 16 MiB would"
+    message = "not measured: 0.0 MB are too few, 16 MiB needed"
     assert disk.measure_file(file) == (None, message)
     speed, method = disk.measure_file(tmp_path / "none")
     assert speed is None and "No such file" in method

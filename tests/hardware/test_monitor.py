@@ -90,7 +90,7 @@ def test_nothing_is_computed_across_a_pause() -> None:
         ({"power_w": 650.0, "sm_active_percent": 90.0, "tensor_active_percent": 50.0}, None),
         ({"power_w": 650.0, "memory_used_bytes": 79 * 10**9}, "memory was 99 % full"),
         ({"power_w": 650.0, "temperature_c": 84.0},
-         "reached 84 °C and its own limit (max operating) is 85 °C"),
+         "reached 84 °C and its limit (max operating) is 85 °C"),
         ({"power_w": 650.0, "temperature_c": 35.0}, None),
     ],
 )  # fmt: skip
@@ -220,10 +220,14 @@ def test_readings_of_others_are_not_overwritten(tmp_path: Path) -> None:
     readings.write_text("of the session that goes on")
     for code, message, arguments in (
         (1, "has ended", ("--output", output, "--with-parent", os.getppid())),
-        (2, "where the readings are", ("--output", readings, "--samples", readings)),
-        (2, "where the readings are", ("--output", tmp_path / "." / "m.jsonl", "--duration", "0")),
+        (2, "the file of readings", ("--output", readings, "--samples", readings)),
+        (2, "the file of readings", ("--output", tmp_path / "." / "m.jsonl", "--duration", "0")),
         (2, "--output is missing", ("--duration", "1")),
-        (2, "is nan: give seconds", ("--output", output, "--interval", "nan", "--duration", "0")),
+        (
+            2,
+            "is nan; set it to seconds",
+            ("--output", output, "--interval", "nan", "--duration", "0"),
+        ),
     ):
         done = run_script("monitor_gpu", "--quiet", *arguments)
         assert done.returncode == code and message in done.stderr
@@ -258,10 +262,13 @@ def test_a_monitor_waits_for_another(tmp_path: Path, caplog: pytest.LogCaptureFi
 
         wait_for_others(held, readings, other_ends_later)
         assert len(looks) == 3
-        message = f"{readings}: waiting for another monitor, which still writes there"
+        message = f"{readings}: waiting for another monitor, which is still writing"
         assert caplog.messages == [message]
         # Asked to stop, another one waits no longer.
-        with ExitStack() as late, pytest.raises(SystemExit, match="another monitor still writes"):
+        with (
+            ExitStack() as late,
+            pytest.raises(SystemExit, match="another monitor is still writing"),
+        ):
             wait_for_others(late, readings, lambda: True)
     with readings.open() as free:
         fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -308,5 +315,5 @@ def test_an_epoch_gets_twenty_readings_within_bounds(
     interval = SamplingInterval(steps=path, n_steps_per_epoch=n_steps)
     assert least <= interval.next_s() <= most
     assert SamplingInterval(5.0, steps=path, n_steps_per_epoch=n_steps).next_s() == 5.0
-    message = "an epoch takes 0.05 s: at most 0 of the 20 samples wanted, at 0.1 s each"
+    message = "an epoch takes 0.05 s: at most 0 of 20 desired samples, one every 0.1 s"
     assert list(interval.list_remarks()) == ([message] if step_s == 0.01 else [])

@@ -150,7 +150,7 @@ def test_several_cards_are_added_up_and_a_lost_one_is_named(library: Path, tmp_p
     assert (record["gpu_name"], record["n_gpus"]) == ("SIMULATED H100", 2)
     assert [record[key]["mean"] for key in ("power_w", "power_all_w")] == pytest.approx([600, 700])
     assert record["energy_all_j"] == pytest.approx(750 * (record["n_samples"] - 1))
-    assert "CUDA counts them by speed" in record["remarks"][0]
+    assert "CUDA numbers them by speed" in record["remarks"][0]
     # Only those assigned to the run.
     record = watch(library, tmp_path, arguments=("--n-gpus", "1"), **TWO)
     assert record["n_gpus"] == 1 and record["power_all_w"]["mean"] == pytest.approx(600)
@@ -230,7 +230,7 @@ def test_auto_finds_cards_by_name_and_who_uses_their_memory(library: Path, tmp_p
     holder = {"1__compute": os.getpid(), "1__compute_bytes": 70 * 10**9}
     _, (free, where) = ask(library, tmp_path, **TWO, **used, **holder)
     assert free == 10 * 10**9
-    assert where.startswith("GPU 1 has 10.0 GB free; held by ")
+    assert where.startswith("GPU 1 has 10.0 GB free; used by ")
     assert f"(pid {os.getpid()}, 70.0 GB)" in where
 
 

@@ -53,7 +53,7 @@ def test_a_card_in_use_is_rejected(
     plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card(monkeypatch)
-    held = "GPU 0 has 5.0 GB free; held by python (pid 7, 70.0 GB)"
+    held = "GPU 0 has 5.0 GB free; used by python (pid 7, 70.0 GB)"
     monkeypatch.setattr(module, "least_free_gpu_memory", lambda n_gpus: (5 * 10**9, held))
     monkeypatch.setattr(module, "DYING_S", 0.01)
     wanted = replace(plan, gpu=H100, predicted_peak_bytes=40 * 10**9)
@@ -87,7 +87,7 @@ def test_a_run_waits_for_memory_of_dying_processes(
         ("shutil.disk_usage", lambda _: Usage(10, 10, 0), None,
          r"file system /.* has 0 B free, .* needed for 4 checkpoints"),
         ("torch.cuda.is_available", lambda: False, H100,
-         "the plan is for H100 SXM and torch sees no CUDA"),
+         "the plan is for H100 SXM but torch sees no CUDA"),
         ("FLOORS", {**module.FLOORS, "torch": "99.0"}, None, r"torch .* is older than 99\.0"),
         # The last without activation_checkpointing_enable, which training calls.
         ("package_version", lambda *_: "5.22.2", None, r"transformers 5\.22\.2 is older than 5"),

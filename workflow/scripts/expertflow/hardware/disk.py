@@ -1,4 +1,4 @@
-"""Find places for a copy of the rows, and measure how fast it would be read."""
+"""Find places for a copy of the rows, and measure how fast it could be read."""
 
 import math
 import mmap
@@ -17,11 +17,11 @@ from expertflow.core.format import gb
 from expertflow.hardware.records import ScratchFacts
 
 FILE_BYTES, CHUNK_BYTES = 256 << 20, 4 << 20
-# A place is measured only where the file would take at most a quarter of what is free.
+# A place is measured only if the file would take at most a quarter of the free space.
 ROOM = 4
 IN_MEMORY = {"tmpfs", "ramfs"}
-NOT_ASKED = "not measured: not asked for"
-# Of a file that is there: less tells of the cache and not of the disk, more holds up (judgment).
+NOT_ASKED = "not measured: not requested"
+# For an existing file: less would measure the cache, not the disk; more takes too long (judgment).
 LEAST_BYTES, LONGEST_S = 16 << 20, 1.0
 # Bytes a second, or null, and how they were measured, or why not.
 Speed = tuple[float | None, str]
@@ -30,7 +30,7 @@ Speed = tuple[float | None, str]
 def list_candidates(
     environment: Mapping[str, str], root: Path = Path("/")
 ) -> Iterator[tuple[Path, str]]:
-    """Yield where a copy might lie, and why: a variable, or a usual place."""
+    """Yield candidate places for a copy, and why: a variable, or a usual place."""
     for name in ("SLURM_TMPDIR", "TMPDIR"):
         if environment.get(name):
             yield Path(environment[name]), name
@@ -42,18 +42,18 @@ def list_candidates(
 def describe_places(
     places: Iterable[tuple[Path, str]], *, measure: bool, file_bytes: int = FILE_BYTES
 ) -> tuple[ScratchFacts, ...]:
-    """Describe the writable ones, once each; each device is measured once."""
+    """Describe the writable places, once each; each device is measured once."""
     measured: dict[int, Speed] = {}
     found: dict[Path, ScratchFacts] = {}
     for path, asked_by in places:
         place = path.resolve()
-        # Access first: of a place below a closed folder, is_dir() raises.
+        # Access first: below an inaccessible folder, is_dir() raises.
         if place in found or not os.access(place, os.W_OK | os.X_OK) or not place.is_dir():
             continue
         free, kind, device = shutil.disk_usage(place).free, file_system(place), place.stat().st_dev
         speed: Speed = None, NOT_ASKED
         if kind in IN_MEMORY:
-            speed = None, "not measured: it is memory, and takes from what training has"
+            speed = None, "not measured: it is memory, which training needs"
         elif measure and free < ROOM * file_bytes:
             speed = None, f"not measured: only {gb(free)} free"
         elif measure:
@@ -70,7 +70,7 @@ def describe_places(
 
 
 def measure_disk(folder: Path, file_bytes: int) -> Speed:
-    """Write a nameless file, which no kill leaves, drop it from the page cache, read it once."""
+    """Write an unlinked file, which even a kill removes, drop it from the page cache, read it."""
     try:
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=".expertflow-speed-")
         with os.fdopen(descriptor, "wb") as file:
@@ -80,10 +80,10 @@ def measure_disk(folder: Path, file_bytes: int) -> Speed:
                 Path(name).unlink()
             with stream:
                 for _ in range(0, file_bytes, CHUNK_BYTES):
-                    # Random bytes, as a file system may compress others.
+                    # Random bytes, because a file system may compress others.
                     file.write(os.urandom(CHUNK_BYTES))
                 file.flush()
-                # Pages that are not yet written cannot be dropped from the cache.
+                # Unwritten pages cannot be dropped from the cache.
                 os.fsync(descriptor)
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 return _read_all(stream, how)
@@ -92,11 +92,11 @@ def measure_disk(folder: Path, file_bytes: int) -> Speed:
 
 
 def measure_file(file: Path) -> Speed:
-    """Read the start of a file once in order, past the page cache, for a second at most."""
+    """Read the start of a file once, sequentially, past the page cache, for at most a second."""
     try:
         size = file.stat().st_size
         if size < LEAST_BYTES:
-            return None, f"not measured: {size / 1e6:.1f} MB say nothing, 16 MiB would"
+            return None, f"not measured: {size / 1e6:.1f} MB are too few, 16 MiB needed"
         if file_system(file.resolve()) in IN_MEMORY:
             return None, "not measured: it is in memory"
         stream, how = _open_past_the_cache(file)
@@ -110,7 +110,7 @@ def _open_past_the_cache(path: Path) -> tuple[RawIOBase, str]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:
-        # Some file systems refuse it.
+        # Some file systems do not support it.
         stream = path.open("rb", buffering=0)
         os.posix_fadvise(stream.fileno(), 0, FILE_BYTES, os.POSIX_FADV_DONTNEED)
         return stream, "page cache dropped first"
@@ -120,10 +120,10 @@ def _open_past_the_cache(path: Path) -> tuple[RawIOBase, str]:
 def _read_all(
     stream: RawIOBase, how: str, *, most_bytes: int = sys.maxsize, longest_s: float = math.inf
 ) -> Speed:
-    # An anonymous map lies on a page boundary, as O_DIRECT wants it.
+    # An anonymous map is page-aligned, as O_DIRECT requires.
     with mmap.mmap(-1, CHUNK_BYTES) as buffer:
         start, n_bytes, seconds, n = time.perf_counter(), 0, 0.0, CHUNK_BYTES
-        # O_DIRECT would not go on after the end, where no block begins.
+        # O_DIRECT cannot continue after a short read, which is not at a block boundary.
         while n == CHUNK_BYTES and n_bytes < most_bytes and seconds < longest_s:
             n = stream.readinto(buffer) or 0
             n_bytes, seconds = n_bytes + n, time.perf_counter() - start
@@ -131,6 +131,6 @@ def _read_all(
 
 
 def file_system(path: Path) -> str | None:
-    """Return the type of the file system that a path lies on: of the last one mounted deepest."""
+    """Return the type of a path's file system: of the last one mounted deepest."""
     parts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
     return next((parts[place] for place in (path, *path.parents) if place in parts), None)

@@ -7,7 +7,7 @@ from expertflow.hardware.records import GpuFacts
 
 CardRow = dict[str, Any]
 GB, TERA = 1e9, 1e12
-# Key of a row: field of a card, and what one of the row's units is in ours.
+# Key of a row: field of a card, and the conversion to our units.
 FIGURES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "memory_gb": ("memory_total_bytes", lambda value: int(value * GB)),
     "bf16_tflops": ("peak_bf16_flops_per_s", lambda value: value * TERA),
@@ -18,7 +18,7 @@ FIGURES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "compute_capability": ("compute_capability", str),
 }
 NOT_LISTED = "not in config/hardware/gpus.yaml: peaks unknown"
-BY_DRIVER = "the driver of this machine"
+BY_DRIVER = "this machine's driver"
 
 
 def find_row(name: str, table: Sequence[CardRow]) -> CardRow | None:
@@ -31,7 +31,7 @@ def gpu_by_name(name: str, table: Sequence[CardRow]) -> GpuFacts | None:
 
 
 def gpu_from_row(row: CardRow) -> GpuFacts:
-    """Turn a row into a card. A row without ``sources`` has its one source for every figure."""
+    """Turn a row into a card. A row without ``sources`` has one source for all figures."""
     known = [key for key in FIGURES if row.get(key) is not None]
     given = row.get("sources", {})
     figures: dict[str, Any] = {FIGURES[key][0]: FIGURES[key][1](row[key]) for key in known}
@@ -44,6 +44,6 @@ def gpu_from_row(row: CardRow) -> GpuFacts:
     )
 
 
-def describe_unlisted(name: str, **told: Any) -> GpuFacts:
-    sources = {key: BY_DRIVER for key, value in told.items() if value is not None}
-    return GpuFacts(name=name, source=NOT_LISTED, sources=sources, **told)
+def describe_unlisted(name: str, **figures: Any) -> GpuFacts:
+    sources = {key: BY_DRIVER for key, value in figures.items() if value is not None}
+    return GpuFacts(name=name, source=NOT_LISTED, sources=sources, **figures)

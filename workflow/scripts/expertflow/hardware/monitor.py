@@ -1,4 +1,4 @@
-"""Watch the machine beside whatever runs on it, sum up what was seen, compare two summaries."""
+"""Monitor the machine while something runs on it, summarize the readings, compare summaries."""
 
 import argparse
 import json
@@ -26,13 +26,13 @@ from expertflow.hardware.summary import Watcher, add_processes, describe_card, n
 log = logging.getLogger(__name__)
 
 LONGEST_NAP_S, SHORT_NAP_S = 0.2, 0.02
-# Beside a training on a full machine, the trainer goes first.
+# Next to a training on a busy machine, the trainer takes precedence.
 NICE = 5
 
 
 def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> None:
-    """Compare two summaries, or watch; ``refuse`` ends with a usage error."""
-    # rich is imported late: beside a training nothing is shown, and the monitor is up at once.
+    """Compare two summaries, or monitor; ``refuse`` exits with a usage error."""
+    # rich is imported late: next to a training nothing is shown, and the monitor starts at once.
     if args.compare is not None:
         from expertflow.hardware.show import print_comparison
 
@@ -42,14 +42,14 @@ def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> 
         print_comparison(old, new, names)
         return
     if args.output is None:
-        refuse("--output is missing: where to write the summary")
+        refuse("--output is missing; set it to the file for the summary")
     if args.interval is not None and not 0 < args.interval < math.inf:
-        refuse(f"--interval is {args.interval:g}: give seconds above 0")
+        refuse(f"--interval is {args.interval:g}; set it to seconds above 0")
     readings = args.samples or args.output.with_suffix(".jsonl")
     if args.output.resolve() == readings.resolve():
-        refuse(f"--output is {args.output}, where the readings are; give it another name, as .json")
+        refuse(f"--output is {args.output}, the file of readings; choose another name, as .json")
     if args.n_gpus is not None and args.n_gpus < 1:
-        refuse(f"--n-gpus is {args.n_gpus}: give 1 or more")
+        refuse(f"--n-gpus is {args.n_gpus}; set it to 1 or more")
     with ExitStack() as held:
         record = _watch(args, readings, held)
         write_record(args.output, record)
@@ -61,17 +61,17 @@ def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> 
 
 def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorRecord:
     end_s = math.inf if args.duration is None else time.monotonic() + args.duration
-    # Given, not asked for here: the parent may be gone before this process is up.
+    # Passed in, not queried here: the parent may have ended before this process started.
     parent: int | None = args.with_parent
     if parent not in (None, os.getppid()):
-        # By now these files may be those of the session that goes on.
-        raise SystemExit(f"process {parent}, which was to be watched, has ended")
-    came = held.enter_context(record_signals(ignorable=(signal.SIGHUP,)))
+        # By now, these files may belong to the session that continues.
+        raise SystemExit(f"process {parent}, which should be monitored, has ended")
+    signals = held.enter_context(record_signals(ignorable=(signal.SIGHUP,)))
     if parent is not None:
         os.nice(NICE)
 
     def stop() -> bool:
-        return bool(came) or time.monotonic() > end_s or parent not in (None, os.getppid())
+        return bool(signals) or time.monotonic() > end_s or parent not in (None, os.getppid())
 
     wait_for_others(held, samples, stop)
     watcher = None
@@ -94,15 +94,15 @@ def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorR
 
 
 def wait_for_others(held: ExitStack, samples: Path, stop: Callable[[], bool]) -> None:
-    """Hold the readings; the monitor of a killed training may still be at its last one."""
+    """Lock the readings; the monitor of a killed training may still be writing its last one."""
     samples.parent.mkdir(parents=True, exist_ok=True)
     stream = held.enter_context(samples.open("a"))
     if try_lock(stream) != "held":
         return
-    log.warning("%s: waiting for another monitor, which still writes there", samples)
+    log.warning("%s: waiting for another monitor, which is still writing", samples)
     while try_lock(stream) == "held":
         if stop():
-            raise SystemExit(f"{samples}: another monitor still writes there; nothing was watched")
+            raise SystemExit(f"{samples}: another monitor is still writing; nothing was recorded")
         time.sleep(SHORT_NAP_S)
 
 
@@ -117,9 +117,9 @@ def monitor_machine(
     n_gpus: int | None = None,
     watcher: Watcher | None = None,
 ) -> MonitorRecord:
-    """Append one JSON line per reading to ``output`` until ``stop`` says so.
+    """Append one JSON line per reading to ``output`` until ``stop`` returns true.
 
-    ``zero_s`` is the Unix time at which the clock of what is watched stood at zero. A resumed run
+    ``zero_s`` is the Unix time at which the clock of the monitored run was zero. A resumed run
     ``goes_on`` with its file, and the summary covers all of it.
     """
     with open_gpus(gpu, n_gpus) as gpus:
@@ -132,7 +132,7 @@ def monitor_machine(
         with output.open("a" if goes_on else "w", encoding="utf-8") as readings:
             going = True
             while going:
-                # Asked before the reading: the stretch ends with one, so that counters cover all.
+                # Checked before the reading: the last one comes at the end, so counters cover all.
                 going, now_s = not stop(), time.monotonic()
                 sample = sampler.read_sample(elapsed_s=offset_s + now_s - start_s)
                 readings.write(json.dumps(msgspec.to_builtins(sample)) + "\n")
@@ -158,7 +158,7 @@ def write_missing_record(
 
 
 def _drop_cut_line(path: Path) -> None:
-    """Remove a line that a crash cut short: it is no reading, and the report refuses it."""
+    """Remove a line that a crash cut short: it is not a reading, and the report rejects it."""
     with path.open("rb+") as stream:
         stream.truncate(stream.read().rfind(b"\n") + 1)
 

@@ -13,13 +13,13 @@ from expertflow.hardware.nvml_device import Device
 NO_DRIVER = "no NVIDIA driver on this machine"
 SIMULATED = "SIMULATED"
 HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
-MIG = "CUDA_VISIBLE_DEVICES names a MIG instance; its share of a card is not watched"
-MIG_MODE = "the card is in MIG mode; a share of a card is not watched"
+MIG = "CUDA_VISIBLE_DEVICES names a MIG instance; its share of a card is not monitored"
+MIG_MODE = "the card is in MIG mode; a share of a card is not monitored"
 UNORDERED = (
-    "cards of several kinds: CUDA counts them by speed and the driver by the bus, so the card"
-    " watched may not be the one in use; set CUDA_DEVICE_ORDER=PCI_BUS_ID or name a UUID"
+    "cards of several kinds: CUDA numbers them by speed and the driver by the bus, so the card"
+    " monitored may not be the one in use; set CUDA_DEVICE_ORDER=PCI_BUS_ID or use a UUID"
 )
-# An entry counts as far as it is a number.
+# An entry counts up to where it stops being a number.
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
@@ -33,7 +33,7 @@ class Gpus(Record, frozen=True, kw_only=True):
 
 @contextmanager
 def open_gpus(which: str | None = None, n_gpus: int | None = None) -> Iterator[Gpus]:
-    """Open the cards that CUDA_VISIBLE_DEVICES leaves, or the one ``which`` names, for a block."""
+    """Open the cards visible through CUDA_VISIBLE_DEVICES, or only ``which``, for a block."""
     reason = None
     try:
         pynvml.nvmlInit()
@@ -60,8 +60,8 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
         count, driver = pynvml.nvmlDeviceGetCount(), str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
         return Gpus(reason=f"NVML: {error}")
-    # The driver also counts cards that a batch system keeps from this job, which CUDA and
-    # nvidia-smi pass over; and one that fell off the bus is no reason to leave the others alone.
+    # The driver also counts cards that a batch system hides from this job, which CUDA and
+    # nvidia-smi skip; and one that fell off the bus is no reason to skip the others.
     for i in range(count):
         try:
             handles.append(pynvml.nvmlDeviceGetHandleByIndex(i))
@@ -69,10 +69,10 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
             refused[i] = error
     if refused and not handles:
         return Gpus(driver=driver, reason=f"NVML: {next(iter(refused.values()))}")
-    # A card that is kept from this job is none of its own; one that is lost should be there.
+    # A card that is hidden from this job is not reported; one that is lost should be.
     remarks = tuple(
-        f"the driver's card {i} cannot be opened (NVML: {error}): those after it may be counted"
-        " otherwise by CUDA, unless a UUID names them"
+        f"the driver's card {i} cannot be opened (NVML: {error}): CUDA may number those after it"
+        " differently, unless UUIDs are used"
         for i, error in refused.items()
         if error.value != pynvml.NVML_ERROR_NO_PERMISSION
     )
@@ -91,7 +91,7 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
             remarks += (UNORDERED,)
     chosen = tuple(devices[i] for i in indexes)[:n_gpus]
     if any(device.is_split() for device in chosen):
-        # Its figures are of all instances together, and a job has one of them.
+        # Its figures cover all instances together, but a job has only one of them.
         chosen, reason = (), MIG_MODE
     if not chosen and reason is None:
         reason = "the NVIDIA driver finds no GPU"
@@ -103,9 +103,9 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
 def visible_gpus(
     setting: str | None, uuids: Sequence[str | None]
 ) -> tuple[tuple[int, ...], str | None]:
-    """Return the indexes of the cards that ``setting`` leaves a job, or the reason for none.
+    """Return the indexes of the cards that ``setting`` shows a job, or the reason for none.
 
-    A list ends at the first entry that names no card; none, or one named twice, hides all.
+    A list ends at the first entry without a card; no card, or a repeated one, hides all.
 
     >>> visible_gpus("1,0", ["GPU-a", "GPU-b"])
     ((1, 0), None)
@@ -117,7 +117,7 @@ def visible_gpus(
         if entry.startswith("MIG-"):
             return (), MIG
         number = _NUMBER.match(entry)
-        # 1x and +1 are 1, and -1 is no card.
+        # 1x and +1 are 1, and -1 is not a card.
         index = gpu_index(number[0].removeprefix("+") if number else entry, uuids)
         if index is None:
             break

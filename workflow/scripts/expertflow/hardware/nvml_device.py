@@ -1,7 +1,7 @@
-"""One NVIDIA card, asked through NVML.
+"""One NVIDIA card, queried through NVML.
 
-A figure that a driver does not support is null with its reason and not asked for again. One that
-fails for once (a timeout, a card in reset) is null in that reading only, and counted.
+A figure that a driver does not support is null with its reason and not queried again. One that
+fails temporarily (a timeout, a card in reset) is null in that reading only, and counted.
 """
 
 import math
@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from expertflow.hardware.records import CardProcess
 
-# What a driver answers when asking again cannot help.
+# A driver's errors that a retry cannot fix.
 FOR_GOOD = {
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -25,8 +25,8 @@ FOR_GOOD = {
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     pynvml.NVML_ERROR_DEPRECATED,
 }
-# Each call watches the bus for 20 ms and returns after them (NVML's documentation); there are two,
-# one each way, so they are made rarely. Cards with GPM count by themselves and need none.
+# Each call measures the bus for 20 ms before it returns (NVML's documentation); there are two, one
+# each way, so they are made rarely. Cards with GPM have their own counters and need none.
 PCIE_EVERY_S, KB = 5.0, 1000
 PCIE = {
     "pcie_rx_bytes_per_s": pynvml.NVML_PCIE_UTIL_RX_BYTES,
@@ -62,10 +62,10 @@ PROCESSES = {
     "graphics": pynvml.nvmlDeviceGetGraphicsRunningProcesses,
 }
 
-# The card's own counters of what its multiprocessors did (GPM): Hopper and newer, no daemon. The
-# driver refreshes them every 100 ms; two readings closer together tell nothing.
+# The card's own counters of multiprocessor activity (GPM): Hopper and newer, no daemon. The driver
+# refreshes them every 100 ms; two readings closer together show nothing.
 LEAST_GAP_S, MIB = 0.1, 2**20
-# Figure: the metric, and what one of its units is in ours.
+# Figure: the metric, and its unit in ours.
 METRICS = {
     "tensor_active_percent": (pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL, 1),
     "sm_active_percent": (pynvml.NVML_GPM_METRIC_SM_UTIL, 1),
@@ -80,7 +80,7 @@ def _throttle_reasons(handle: Any) -> tuple[str, ...]:
     try:
         mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     except pynvml.NVMLError_FunctionNotFound:
-        # Its name before driver 535.
+        # The function's name before driver 535.
         mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     return tuple(name for bit, name in REASONS.items() if mask & bit)
 
@@ -107,7 +107,7 @@ def _violations(handle: Any) -> dict[str, float]:
 
 def _temperature_limits(handle: Any) -> dict[str, float] | None:
     found = _ask_each(handle, pynvml.nvmlDeviceGetTemperatureThreshold, LIMITS)
-    # 0 is no limit of any card.
+    # 0 means no limit.
     return {name: float(limit) for name, limit in found.items() if limit} or None
 
 
@@ -116,12 +116,12 @@ def _compute_capability(handle: Any) -> str:
     return f"{major}.{minor}"
 
 
-# Figure: the question to the driver about a card.
+# Figure: the driver query for a card.
 QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "gpu_name": lambda card: str(pynvml.nvmlDeviceGetName(card)),
     "uuid": lambda card: str(pynvml.nvmlDeviceGetUUID(card)),
     "memory_total_bytes": lambda card: int(pynvml.nvmlDeviceGetMemoryInfo(card).total),
-    # Nobody holds this memory.
+    # Used by nobody.
     "memory_free_bytes": lambda card: int(pynvml.nvmlDeviceGetMemoryInfo(card).free),
     # By all processes and the driver.
     "memory_used_bytes": lambda card: int(pynvml.nvmlDeviceGetMemoryInfo(card).used),
@@ -133,7 +133,7 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
     ),
     # The mean of the last second on most cards since Ampere.
     "power_w": lambda card: pynvml.nvmlDeviceGetPowerUsage(card) / 1000,
-    # The limit in force.
+    # The limit in effect.
     "power_limit_w": lambda card: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000,
     # A counter that starts with the driver: use differences.
     "energy_j": lambda card: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1000,
@@ -141,7 +141,7 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "memory_clock_mhz": lambda card: int(
         pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_MEM)
     ),
-    # What sets the clocks just now, idleness and settings included.
+    # What currently limits the clocks, including idleness and settings.
     "throttle_reasons": _throttle_reasons,
     # Counters of the time lost, by cause.
     "violation_s": _violations,
@@ -150,7 +150,7 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class Gpm:
-    """Counters of one card between two readings; ``refused`` has the last one's error codes."""
+    """Counters of one card between two readings; ``refused`` has the last reading's error codes."""
 
     def __init__(self, handle: Any) -> None:
         # An older driver has no such counters, and raises.
@@ -162,16 +162,16 @@ class Gpm:
         self.refused: dict[str, int] = {}
 
     def read(self, _: Any) -> dict[str, float] | None:
-        """Return the figures since the last reading; null without one; NVMLError starts afresh."""
+        """Return the figures since the last reading; null without one; NVMLError resets it."""
         self.refused = {}
         now = time.monotonic()
         if self._read_at is not None and now - self._read_at < LEAST_GAP_S:
             return None
-        # Set again below only where all went well: an error leaves nothing to compare with.
+        # Set again below only on success: an error leaves nothing to compare with.
         started, self._read_at = self._read_at is not None, None
         pynvml.nvmlGpmSampleGet(self._handle, self._later)
         figures = self._between() if started else None
-        # The two samples take turns, as each is the driver's own memory.
+        # The two samples are swapped, because each is the driver's own memory.
         self._earlier, self._later, self._read_at = self._later, self._earlier, now
         return figures
 
@@ -198,7 +198,7 @@ class Gpm:
 
 
 class Device(Struct):
-    """One card. ``unavailable`` holds what it never tells, ``lost`` what it failed to tell."""
+    """One card. ``unavailable`` has figures it never reports, ``lost`` those that failed once."""
 
     index: int
     handle: Any
@@ -214,9 +214,9 @@ class Device(Struct):
     def read_figures(self, *names: str) -> tuple[dict[str, Any], dict[str, str]]:
         """Return figures, and the reason of each that is null."""
         known = {name: self.read_figure(name) for name in names}
-        told = {**self.lost, **self.unavailable}
+        reasons = {**self.lost, **self.unavailable}
         nulls = (name for name, value in known.items() if value is None)
-        return known, {name: told.get(name, "the driver gave none") for name in nulls}
+        return known, {name: reasons.get(name, "the driver reported none") for name in nulls}
 
     def ask_driver(self, what: str, question: Callable[..., Any], *arguments: Any) -> Any:
         if what in self.unavailable:
@@ -231,9 +231,9 @@ class Device(Struct):
         return answer
 
     def _note(self, what: str, error: Exception) -> None:
-        # Of an older driver than pynvml asks for, an error comes without a code.
+        # With a driver older than pynvml expects, an error has no code.
         code = getattr(error, "value", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        # A figure that came once is supported, whatever the driver says now.
+        # A figure that was read once is supported, whatever the driver says now.
         final = code in FOR_GOOD and what not in self._answered
         (self.unavailable if final else self.lost)[what] = f"NVML: {error}"
 
@@ -243,7 +243,7 @@ class Device(Struct):
 
     def is_split(self) -> bool:
         modes = self.ask_driver("mig_mode", pynvml.nvmlDeviceGetMigMode)
-        # It is no figure of a reading.
+        # It is not a figure of a reading.
         self.lost.pop("mig_mode", None)
         return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
@@ -267,7 +267,7 @@ class Device(Struct):
             reason = f"no GPM counters (Hopper and newer have them): {absent}"
         if reason is not None:
             self.unavailable |= dict.fromkeys(SM_METRICS, reason)
-        # The bus can still be asked directly.
+        # The bus can still be queried directly.
         return self._pcie()
 
     def list_processes(self) -> list[CardProcess]:

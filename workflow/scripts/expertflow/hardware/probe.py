@@ -1,4 +1,4 @@
-"""Detect this machine, and what cgroups (version 1 or 2) or a batch job leave of it."""
+"""Detect this machine, and what cgroups (version 1 or 2) or a batch job make available of it."""
 
 import importlib.metadata
 import logging
@@ -23,17 +23,17 @@ from expertflow.hardware.nvml_device import Device
 from expertflow.hardware.records import GpuFacts, GpuSeen, MachineFacts
 
 log = logging.getLogger(__name__)
-# Tensor cores have bf16 and TF32 from this compute capability on (CUDA documentation).
+# Tensor cores support bf16 and TF32 from this compute capability (CUDA documentation).
 AMPERE = 8.0
 ROOT = Path("/")
 WHY_NULL = {
-    "cpu_model": "the system does not name it",
+    "cpu_model": "the system does not report it",
     "cpu_quota_cpus": "no cgroup sets one",
     "ram_limit_bytes": "no cgroup sets one",
-    "n_cpus_physical": "the system does not tell cores from threads",
+    "n_cpus_physical": "the system does not distinguish cores from threads",
 }
 NO_CUDA = (
-    "the plan is for {} and torch sees no CUDA device; run on that machine, or plan with"
+    "the plan is for {} but torch sees no CUDA device; run on that machine, or plan with"
     " hardware=cpu"
 )
 # Version 1 of cgroups writes "no limit" as a number near 2**63.
@@ -71,8 +71,8 @@ def resolve_gpu(hardware: str, table: Sequence[CardRow]) -> GpuFacts | None:
         for text in gpus.remarks:
             log.warning("%s", text)
         names = ("memory_total_bytes", "compute_capability", "power_limit_w")
-        told, _ = gpus.devices[0].read_figures(*names)
-        return gpu_by_name(name, table) or describe_unlisted(name, **told)
+        figures, _ = gpus.devices[0].read_figures(*names)
+        return gpu_by_name(name, table) or describe_unlisted(name, **figures)
 
 
 def no_gpu_reason() -> str | None:
@@ -80,19 +80,19 @@ def no_gpu_reason() -> str | None:
     with open_gpus() as gpus:
         if gpus.devices and gpus.devices[0].read_figure("gpu_name") is not None:
             return None
-        reason = gpus.reason or "its driver gives no name"
+        reason = gpus.reason or "its driver reports no name"
     return f"hardware is 'auto' and this machine has no NVIDIA GPU ({reason})"
 
 
 def lacks_cuda() -> bool:
-    """Return whether torch is sure to see no card, without importing it."""
+    """Return whether torch certainly sees no card, without importing it."""
     with open_gpus() as gpus:
         hidden = gpus.reason in (NO_DRIVER, HIDDEN)
     return hidden or package_version("torch", "install envs/").endswith("+cpu")
 
 
 def count_gpus() -> int | None:
-    """Return how many cards a job sees here; null if the driver does not tell."""
+    """Return how many cards a job sees here; null if the driver does not report it."""
     with open_gpus() as gpus:
         return len(gpus.devices) or None
 
@@ -119,8 +119,8 @@ def package_version(name: str, remedy: str) -> str:
 
 
 def cpu_flops_per_s(width: int = 768, n_products: int = 3) -> float:
-    """Return what this CPU reaches on the fastest of some large products in fp32."""
-    # Imported here, as only a forecast for a CPU needs it.
+    """Return this CPU's speed on the fastest of several large products in fp32."""
+    # Imported here, since only a forecast for a CPU needs it.
     import numpy as np
 
     factor = np.random.default_rng(0).random((width, width), dtype=np.float32)
@@ -164,7 +164,7 @@ def probe_machine(*, table: Sequence[CardRow], measure_disks: bool = False) -> M
 
 
 def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
-    """Return the least bytes free on ``n_gpus`` cards and who holds the rest; null if untold."""
+    """Return the least free bytes on ``n_gpus`` cards and who uses the rest; null if unknown."""
     with open_gpus() as gpus:
         free = [(d.read_figure("memory_free_bytes"), d) for d in gpus.devices[:n_gpus]]
         known = [(n_bytes, device) for n_bytes, device in free if n_bytes is not None]
@@ -176,7 +176,7 @@ def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
             for p in device.list_processes()
             if p["memory_used_bytes"]
         )
-        holders = f"held by {held}" if held else "no process is seen to hold the rest"
+        holders = f"used by {held}" if held else "no visible process uses the remainder"
         return n_bytes, f"GPU {device.index} has {gb(n_bytes)} free; {holders}"
 
 
@@ -235,7 +235,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
             if now.isdigit():
                 lines = _read(folder / "memory.stat").split("\n")
                 stat = dict(line.split(" ", 1) for line in lines if " " in line)
-                # The kernel gives idle cached files up before it lacks memory.
+                # The kernel drops idle cached files before it runs out of memory.
                 left = max(0, int(most) - int(now) + int(stat.get(cached, 0)))
             yield int(most), left
 
@@ -248,7 +248,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
         names, _, path = rest.partition(":")
         if names and controller not in names.split(","):
             continue
-        # Version 2 may be mounted beside version 1, as `unified`.
+        # Version 2 may be mounted next to version 1, as `unified`.
         places = (names, controller) if names else ("", "unified")
         for mount in (root / "sys/fs/cgroup" / place for place in places):
             folder = mount / path.strip("/")

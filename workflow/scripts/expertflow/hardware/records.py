@@ -1,4 +1,4 @@
-"""What a machine is, and what was seen of it while something ran."""
+"""Records of a machine, and of what was measured while something ran on it."""
 
 from typing import TypedDict
 
@@ -8,7 +8,7 @@ from expertflow.core.records import Record
 
 
 class GpuFacts(Record, frozen=True, kw_only=True):
-    """A card for a planner; ``peak_*`` are dense, ``sources`` per figure, ``source`` sums up."""
+    """A card for a planner; ``peak_*`` are dense, ``sources`` per figure, ``source`` for all."""
 
     name: str
     memory_total_bytes: int | None = None
@@ -35,10 +35,10 @@ class Stats(Record, frozen=True, kw_only=True):
 class GpuSample(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One reading. ``utilization_percent`` means "some kernel was running", no more.
 
-    ``*_active_percent`` are over the time since the reading before; disk figures since the last
-    that had them, some 1 s ago. ``starts`` marks the first reading of a stretch, from which
+    ``*_active_percent`` cover the time since the previous reading; disk figures the time since the
+    last that had them, about 1 s ago. ``starts`` marks the first reading of a session, from which
     differences count. ``violation_s`` are counters of time lost, by cause. ``*_all_*`` add up all
-    cards watched. ``lost`` names figures that the driver failed to give this once, and its reason.
+    monitored cards. ``lost`` lists figures that the driver failed to report this time, and why.
     """
 
     elapsed_s: float
@@ -76,7 +76,7 @@ class CardProcess(TypedDict):
 
 
 class Card(Record, frozen=True, kw_only=True):
-    """The first of the ``n_gpus`` watched (all visible ones, or as many as a run uses).
+    """The first of the ``n_gpus`` monitored (all visible ones, or as many as a run uses).
 
     ``processes`` hold memory. ``unavailable`` maps a null figure to its reason.
     """
@@ -94,11 +94,11 @@ class Card(Record, frozen=True, kw_only=True):
 
 
 class MonitorRecord(Card, frozen=True, kw_only=True):
-    """A monitored stretch of time. Statistics are over time; RAM is the whole machine's.
+    """A monitored period. Statistics are over time; RAM is the whole machine's.
 
-    ``configured_interval_s`` is null where the monitor chose its own. ``throttle_s`` are seconds by
-    cause, ``monitor_cpu_fraction`` is of one core, ``n_lost_readings`` counts failed ones by
-    figure. ``*_all_*`` add up the cards watched. ``wall_s`` leaves pauses out.
+    ``configured_interval_s`` is null if the monitor chose the interval. ``throttle_s`` are seconds
+    by cause, ``monitor_cpu_fraction`` is of one core, ``n_lost_readings`` counts failed ones by
+    figure. ``*_all_*`` add up the monitored cards. ``wall_s`` excludes pauses.
     """
 
     configured_interval_s: float | None
@@ -134,7 +134,7 @@ class MonitorRecord(Card, frozen=True, kw_only=True):
 class GpuSeen(Record, frozen=True, kw_only=True):
     """A card as its driver describes it. ``index`` is NVML's, in the order of the bus.
 
-    ``listed_as`` is its name in config/hardware/gpus.yaml, null where its peaks are not known.
+    ``listed_as`` is its name in config/hardware/gpus.yaml, null if its peaks are unknown.
     """
 
     index: int
@@ -161,14 +161,14 @@ class ScratchFacts(Record, frozen=True, kw_only=True):
 
 
 def name_processors(n_usable: int, model: str | None) -> str:
-    """Name a machine by its processors, so that two records tell whether they are of one."""
+    """Name a machine by its processors, so that records of the same machine can be matched."""
     return f"{n_usable} processors, {model or 'unnamed'}"
 
 
 class MachineFacts(Record, frozen=True, kw_only=True):
     """A machine as a job may use it: ``*_usable`` within affinity and the cgroup's limits.
 
-    ``unavailable`` maps a null figure to its reason, and ``gpus`` to why there are none.
+    ``unavailable`` maps a null figure to its reason, and ``gpus`` to the reason for none.
     """
 
     cpu_model: str | None

@@ -15,13 +15,13 @@ from expertflow.hardware.nvml import Gpus
 from expertflow.hardware.nvml_device import QUESTIONS, Device
 from expertflow.hardware.records import GpuSample
 
-# Asked for: at least 20 readings an epoch, from once a second to ten times. Readings come late on a
-# busy machine and epochs differ, so a fifth more are planned (judgment).
+# The goal: at least 20 readings per epoch, from one to ten per second. Readings come late on a busy
+# machine and epochs differ, so a fifth more are planned (judgment).
 SLOW_S, FAST_S, WANTED, SPARE = 1.0, 0.1, 20, 1.2
 TAIL_BYTES = 1 << 14
 
-# The system's table of disks is the dearest thing to read; a little less than a second, so that
-# each reading has it where they are a second apart.
+# The system's disk table is the most expensive thing to read; a little less than a second, so that
+# each reading has it if they are a second apart.
 DISK_EVERY_S = 0.9
 # Fields of a reading that are figures of the card.
 CARD_FIGURES = [name for name in GpuSample.__struct_fields__ if name in QUESTIONS]
@@ -35,7 +35,7 @@ class Sampler:
         self._is_first = True
 
     def read_sample(self, *, elapsed_s: float) -> GpuSample:
-        """Read everything; the first reading has no shares of time, which need one before."""
+        """Read everything; the first reading has no shares of time, which need an earlier one."""
         starts, self._is_first = self._is_first, False
         cpu_percent = psutil.cpu_percent(interval=None)
         read, written = self._disk_since()
@@ -50,7 +50,7 @@ class Sampler:
             disk_write_bytes=written,
             starts=starts,
             simulated=self._gpus.simulated,
-            # After the figures above, whose failures it takes.
+            # After the figures above, whose failures it collects.
             lost=devices[0].take_lost() if devices else {},
         )
 
@@ -66,12 +66,12 @@ class Sampler:
 
 
 def disk_counters(blocks: Path = Path("/sys/block")) -> tuple[int, int] | None:
-    """Return bytes read and written by real disks, not volumes over them; null if uncounted."""
+    """Return bytes read and written by real disks, not volumes on them; null if uncounted."""
     try:
         disks = psutil.disk_io_counters(perdisk=True)
     except NotImplementedError:
         return None
-    # A slash in a name is an exclamation mark there.
+    # In /sys/block, a slash in a name is an exclamation mark.
     names = [name for name in disks if (blocks / name.replace("/", "!") / "device").exists()]
     if not names:
         return None
@@ -91,9 +91,9 @@ def _card_figures(devices: Sequence[Device]) -> dict[str, Any]:
 
 
 class SamplingInterval(Struct):
-    """Chooses the time to the next reading: ``configured_s``, or at least 20 an epoch.
+    """Chooses the time to the next reading: ``configured_s``, or at least 20 per epoch.
 
-    Readings are dense until ``steps``, the trainer's log, shows an epoch; without it one a second.
+    Readings are dense until ``steps``, the trainer's log, shows an epoch; without it, one a second.
     """
 
     configured_s: float | None = None
@@ -116,8 +116,8 @@ class SamplingInterval(Struct):
         if self.configured_s is None and self.epoch_s and self.epoch_s < WANTED * FAST_S:
             n = round(self.epoch_s / FAST_S)
             yield (
-                f"an epoch takes {self.epoch_s:.2g} s: at most {n} of the {WANTED} samples wanted,"
-                f" at {FAST_S:g} s each"
+                f"an epoch takes {self.epoch_s:.2g} s: at most {n} of {WANTED} desired samples, one"
+                f" every {FAST_S:g} s"
             )
 
     def _update(self, path: Path, n_steps: int) -> None:
@@ -129,7 +129,7 @@ class SamplingInterval(Struct):
         if now == self._seen:
             return
         self._seen = now
-        # The first line may be the end of one.
+        # The first line may be incomplete.
         lines = read_json_lines(path, tail_bytes=TAIL_BYTES)
         steps = [x for x in lines if isinstance(x, dict) and {"step", "elapsed_s"} <= x.keys()]
         times = [

@@ -1,4 +1,4 @@
-"""Show a monitor's figures in a terminal: live, at the end, compared."""
+"""Show a monitor's figures in a terminal: live, at the end, or compared."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from expertflow.hardware.records import Card, GpuSample, MonitorRecord, Stats
 from expertflow.hardware.summary import SERIES, Watcher, compute_stats
 
 MB = 1e6
-# Figure: its name in words, its unit, and how many of our units are one of it.
+# Figure: its label, the unit shown, and that unit in ours.
 FIGURES = {
     "any_kernel_percent": ("any kernel running", "%", 1.0),
     "sm_active_percent": ("SM active", "%", 1.0),
@@ -35,14 +35,14 @@ TOTALS = {
     "energy_all_j": ("energy, all visible GPUs", "kJ", 1e3),
     "disk_read_bytes": ("read from disks", "GB", GB),
     "disk_write_bytes": ("written to disks", "GB", GB),
-    "wall_s": ("time watched", "s", 1.0),
+    "wall_s": ("time monitored", "s", 1.0),
     "effective_interval_s": ("time between readings", "s", 1.0),
     "monitor_cpu_fraction": ("the monitor's own share of a core", "%", 0.01),
 }
 COLUMNS = ("mean", "min", "p50", "p95", "max")
-# Readings that a live table sums up.
+# Readings that a live table summarizes.
 N_SHOWN = 1000
-# The difference is also shown as a share of the figure before, up to so many times of it.
+# The difference is also shown as a share of the earlier figure, up to this multiple of it.
 MAX_TIMES = 100
 
 
@@ -115,7 +115,7 @@ def print_comparison(before: MonitorRecord, after: MonitorRecord, names: tuple[s
         difference, share = "unknown", ""
         if old is not None and new is not None:
             difference = _number((new - old) / scale, sign="+")
-            # A share of next to nothing says nothing.
+            # A share of almost nothing is meaningless.
             share = f"{(new - old) / old:+.1%}" if abs(new) < MAX_TIMES * abs(old) else ""
         mean = "mean " if name in FIGURES else ""
         table.add_row(f"{mean}{words} ({unit})", *cells, difference, share)
@@ -149,7 +149,7 @@ def _lines(record: MonitorRecord) -> Iterator[str]:
 
 def _flags(record: MonitorRecord) -> Iterator[str]:
     if record.simulated:
-        yield "SIMULATED: these figures come from no real card"
+        yield "SIMULATED: these figures are not from a real card"
     yield from record.remarks
 
 

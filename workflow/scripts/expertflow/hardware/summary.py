@@ -17,7 +17,7 @@ from expertflow.hardware.sampler import SamplingInterval
 SERIES = {f.name: f.name for f in fields(MonitorRecord) if f.type == Stats | None}
 SERIES["any_kernel_percent"] = "utilization_percent"
 COUNTER, SAMPLED = "counter", "sampled reasons"
-# Causes of held-back clocks. Idleness and clocks that somebody set are no throttling.
+# Causes of throttled clocks. Idleness and clocks that somebody set are not throttling.
 CAUSES = {
     "sw_power_cap": "power",
     "hw_power_brake": "power",
@@ -29,16 +29,16 @@ CAUSES = {
 }
 NO_SAMPLES, TOO_FEW = "no samples were taken", "too few samples for a difference"
 MIXED = "part of the samples are simulated"
-# Thresholds of remarks; those without a source are judgment. Fewer readings say nothing.
+# Thresholds of remarks; those without a source are judgments. Fewer readings show nothing.
 ENOUGH_SAMPLES = 10
-# Source systems' bar for utilization; here it only says that the card often had nothing to do.
+# Source systems' bar for utilization; here it only means that the card was often idle.
 OFTEN_IDLE_PERCENT = 60.0
 BUSY_PERCENT, LOW_POWER_FRACTION = 90.0, 0.6
 TENSOR_PERCENT, SM_PERCENT = 25.0, 80.0
 FULL_FRACTION = 0.95
 THROTTLED_FRACTION = 0.01
 NEAR_LIMIT_C = 3.0
-# Why a figure may be null: of the machine, and of a card that does not say it itself.
+# Why a figure may be null: for the machine, and for a card that does not report it.
 NO_DISKS = "this machine keeps no disk counters, or too few samples"
 MACHINE = {
     "cpu_percent": "too few samples for a share of time",
@@ -51,11 +51,11 @@ MACHINE = {
 }
 UNSAID = {
     "energy_all_j": "a card does not count its energy",
-    "power_all_w": "a card does not tell its power",
+    "power_all_w": "a card does not report its power",
 }
 # Two nulls are intentional.
 CHOSEN = {"configured_interval_s", "epoch_s"}
-# Figures that are asked under another name.
+# Figures that are queried under another name.
 QUESTIONS = {
     "processes": "processes.compute",
     "throttle_s": "throttle_reasons",
@@ -64,7 +64,7 @@ QUESTIONS = {
     "energy_all_j": "energy_j",
     "power_all_w": "power_w",
 }
-# Is shown each reading of a card.
+# Called with each reading of a card.
 Watcher = Callable[[GpuSample, Card], None]
 
 
@@ -88,7 +88,7 @@ def describe_card(gpus: Gpus) -> Card:
 
 
 def add_processes(card: Card, gpus: Gpus) -> Card:
-    """Add what is known only at the end: who holds memory, and what the card never answered."""
+    """Add what is known only at the end: who uses memory, and what the card never reported."""
     if not gpus.devices:
         return card
     processes = tuple(p for device in gpus.devices for p in device.list_processes())
@@ -140,8 +140,8 @@ def summarize(
 
 
 def compute_stats(samples: Sequence[GpuSample], field: str) -> Stats | None:
-    """Return a field's spread, each value for the time since the one before it; null without."""
-    # Readings at 0, 1 and 4 s stand for 0, 1 and 3 s.
+    """Return a field's statistics, values weighted by the time since the last; null if none."""
+    # Readings at 0, 1 and 4 s count for 0, 1 and 3 s.
     known, since_s = [], 0.0
     for i, sample in enumerate(samples):
         if sample.starts or i == 0:
@@ -155,7 +155,7 @@ def compute_stats(samples: Sequence[GpuSample], field: str) -> Stats | None:
     known.sort()
     total_s = sum(seconds for _, seconds in known)
     if total_s == 0:
-        # Only first readings, which stand for no time: all alike.
+        # Only first readings, which cover no time: equal weights.
         known, total_s = [(value, 1.0) for value, _ in known], float(len(known))
 
     def at(fraction: float) -> float:
@@ -181,7 +181,7 @@ def _pairs(samples: Sequence[GpuSample]) -> Iterator[tuple[GpuSample, GpuSample]
 
 
 def _rise(readings: Iterable[tuple[bool, float | None]]) -> float | None:
-    """Add up what a counter rose by, afresh where it went back; null without two readings."""
+    """Add up a counter's increases, ignoring resets; null without two readings."""
     total, before, found = 0.0, None, False
     for starts, value in readings:
         if starts:
@@ -206,7 +206,7 @@ def _throttling(samples: Sequence[GpuSample]) -> tuple[dict[str, float] | None, 
     for before, now in known:
         reasons = set(now.throttle_reasons or ())
         found = {CAUSES[reason] for reason in reasons & CAUSES.keys()}
-        # Hardware slow-downs that have a cause of their own are counted by it.
+        # Hardware slowdowns with a known cause are counted under it.
         if "hw_slowdown" in reasons and not reasons & {"hw_thermal", "hw_power_brake"}:
             found.add("hw_slowdown")
         for cause in found:
@@ -221,19 +221,19 @@ def _total(values: Iterable[int | None]) -> int | None:
 
 
 def _reasons(record: MonitorRecord, samples: Sequence[GpuSample]) -> dict[str, str]:
-    """Return why each null figure is null, so far as the card, a reading or the series tells."""
+    """Return why each null figure is null, as far as the card, a reading or the series shows."""
     lost = {name: f"every reading failed: {why}" for s in samples for name, why in s.lost.items()}
-    told, reasons = lost | record.unavailable, {}
-    without_card = told.get("n_gpus") if record.n_gpus is None else None
+    known, reasons = lost | record.unavailable, {}
+    without_card = known.get("n_gpus") if record.n_gpus is None else None
     for name, value in asdict(record).items():
         question = QUESTIONS.get(name, name)
-        # No processes is a null only where the card does not list them.
-        if name in CHOSEN or (value is not None and (value != () or question not in told)):
+        # An empty list of processes is null only if the card does not list them.
+        if name in CHOSEN or (value is not None and (value != () or question not in known)):
             continue
         # The first of several cards may have answered where another did not.
         if getattr(record, question, None) is not None:
             question = name
-        reason = told.get(name) or told.get(question)
+        reason = known.get(name) or known.get(question)
         if name not in MACHINE:
             reason = reason or without_card
         if name not in Card.__struct_fields__:
@@ -258,11 +258,11 @@ def _assess(record: MonitorRecord) -> Iterator[str]:
             f" {record.throttle_source}): improve cooling, or rent another host"
         )
     limits, seen = record.temperature_limits_c or {}, record.temperature_c
-    # What the maker wants it to stay below, else where it slows down. A cool card is no fault.
+    # The maker's maximum, else where it slows down. A cool card is not a fault.
     name = next((name for name in ("max_operating", "slowdown") if name in limits), None)
     if seen is not None and name is not None and seen.max > limits[name] - NEAR_LIMIT_C:
         yield (
-            f"the card reached {seen.max:.0f} °C and its own limit ({name.replace('_', ' ')}) is"
+            f"the card reached {seen.max:.0f} °C and its limit ({name.replace('_', ' ')}) is"
             f" {limits[name]:.0f} °C: improve cooling before a long run"
         )
 
@@ -272,7 +272,7 @@ def _assess_use(record: MonitorRecord) -> Iterator[str]:
     if busy is not None and busy.mean < OFTEN_IDLE_PERCENT:
         yield (
             f"no kernel at all was running {100 - busy.mean:.0f} % of the time (any kernel"
-            f" {busy.mean:.0f} %): look at data wait, evaluation, saving and start-up before the"
+            f" {busy.mean:.0f} %): check data wait, evaluation, saving and startup before the"
             " model"
         )
     if busy is not None and power is not None and limit and busy.mean > BUSY_PERCENT:
