@@ -72,7 +72,7 @@ def test_experts_are_listed_in_order_with_their_jobs(capsys: pytest.CaptureFixtu
         "a       2     0.42 to 0.94  1.0 to 2.3  1 x H100 SXM  plan; $2.49/h of 2026-11-01",
         "b       1     2 to 4.1      unknown     1 x L40S      estimate from bytes; no price",
         "total   3     2.4 to 5.0    unknown",
-        "Other jobs: unknown for what never ran here: evaluate_expert, pack_sequences",
+        "Other jobs: unknown for those that never ran: evaluate_expert, pack_sequences",
     ]
     # There is no total of unknown figures.
     last = printed(capsys, ENDED, TRAINED, job("train_expert", "b", UNKNOWN))[-1]
@@ -81,7 +81,7 @@ def test_experts_are_listed_in_order_with_their_jobs(capsys: pytest.CaptureFixtu
 
 def test_figures_of_an_outdated_record_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     packed = UNPRICED.replace("estimate from bytes", "estimate from packed tokens")
-    again = "; made again in this run, these are the figures of before"
+    again = "; rebuilt in this run, these figures are from before"
     for rule, forecast in (("plan_training", PRICED), ("pack_sequences", packed)):
         planned = job("train_expert", "a", forecast)
         assert printed(capsys, ENDED, job(rule, "a"), planned)[3].endswith(again)
@@ -99,15 +99,15 @@ def test_other_jobs_are_expected_to_take_their_last_time(
     attempts = [dict(zip(("start_s", "end_s", "code"), span, strict=True)) for span in spans]
     log.with_suffix(".attempts.json").write_text(json.dumps({"attempts": attempts}))
     evaluated = job("evaluate_expert", log=[str(log)])
-    took = "Other jobs: 0.20 hours, as the last runs of 1 here took"
-    total = "In all: 0.62 to 1.1 hours, 1.5 to 2.8 dollars, one job after the other"
+    took = "Other jobs: 0.20 hours, 1 as last run here"
+    total = "Total: 0.62 to 1.1 hours, 1.5 to 2.8 dollars, one job at a time"
     assert printed(capsys, ENDED, TRAINED, evaluated)[-2:] == [took, total]
     # Without a price, without the training's hours, with a job that never ran, without training.
     unpriced = job("train_expert", "a", UNPRICED)
-    total = "In all: 2.2 to 4.3 hours, one job after the other"
+    total = "Total: 2.2 to 4.3 hours, one job at a time"
     assert printed(capsys, ENDED, unpriced, evaluated)[-1] == total
     assert printed(capsys, ENDED, job("train_expert", "a", UNKNOWN), evaluated)[-1] == took
-    unknown = f"{took}; unknown for what never ran here: export_model"
+    unknown = f"{took}; unknown for those that never ran: export_model"
     exported = job("export_model", log=[str(tmp_path / "export_model.log")])
     assert printed(capsys, ENDED, TRAINED, evaluated, exported)[-1] == unknown
     assert printed(capsys, ENDED, evaluated) == ["", "Nothing to train.", took]
@@ -115,18 +115,18 @@ def test_other_jobs_are_expected_to_take_their_last_time(
     for path in (log.parents[2] / "b" / "logs" / log.name, log.with_name("evaluate_expert.x.log")):
         other = job("evaluate_expert", path.parts[-3], log=[str(path)])
         assert printed(capsys, ENDED, other)[-1] == took.replace(
-            "the last runs of 1 here took", "1 took for other inputs"
+            "as last run here", "as run for other inputs"
         )
     # Jobs that never ran are modeled.
     modeled = job("export_model", forecast="36 to 360 s", log=[str(tmp_path / "export_model.log")])
     lines = printed(capsys, ENDED, TRAINED, UNPRICED_B, evaluated, modeled)
     assert lines[-2:] == [
-        "Other jobs: 0.21 to 0.30 hours, as the last runs of 1 here took, 1 as modeled",
-        "In all: 2.6 to 5.3 hours, one job after the other",
+        "Other jobs: 0.21 to 0.30 hours, 1 as last run here, 1 as modeled",
+        "Total: 2.6 to 5.3 hours, one job at a time",
     ]
     # Unreadable records count as unknown.
     log.with_suffix(".attempts.json").write_text('{"attempts": [1]}')
-    assert printed(capsys, ENDED, evaluated)[-1].endswith("never ran here: evaluate_expert")
+    assert printed(capsys, ENDED, evaluated)[-1].endswith("that never ran: evaluate_expert")
 
 
 def test_without_a_training_there_is_one_line_or_none(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,7 @@ def test_without_a_training_there_is_one_line_or_none(capsys: pytest.CaptureFixt
     # Jobs hidden by --quiet are not reported as none.
     stats = event(LogEvent.RUN_INFO, stats={"train_expert": 2, "total": 9})
     lines = printed(capsys, stats, quiet=["progress", "rules"])
-    assert lines == ["", "Leave out --quiet to see what the trainings should take."]
+    assert lines == ["", "Omit --quiet to see what the trainings should take."]
     # In a real run, a failed one, one without jobs yet, and one left before its end.
     failed = event(None, level=logging.ERROR)
     left = event(LogEvent.RUN_INFO, stats={"train_expert": 1})

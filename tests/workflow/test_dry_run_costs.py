@@ -46,7 +46,7 @@ def table(space: Workspace, target: str, *arguments: str, **environment: str) ->
     trainings, others, sums = after.partition("Other jobs: ")
     assert others, after
     # All jobs are added up if each is known.
-    assert ("In all: " in sums) is ("unknown" not in sums)
+    assert ("Total: " in sums) is ("unknown" not in sums)
     return trainings.splitlines()
 
 

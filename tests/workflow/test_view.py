@@ -186,12 +186,12 @@ def test_mistakes_on_the_command_line_get_the_right_command(
     unquoted = ("--config", "preset=full", "hardware=H100", "SXM")
     for arguments, line in (
         (("-n", "mine"), "to make that expert: snakemake results/mine/report.json"),
-        (("-n", *unquoted), "quote a value with blanks: --config 'hardware=H100 SXM'"),
+        (("-n", *unquoted), "quote a value with spaces: --config 'hardware=H100 SXM'"),
         (("-n", "--config", "preset=full", REPORT), f"before --config: snakemake {REPORT} --conf"),
-        (("--report", "r.zip"), f"made: snakemake --report report.zip {REPORT}"),
+        (("--report", "r.zip"), f"finished: snakemake --report report.zip {REPORT}"),
     ):
         assert line in space.refused(*arguments)
     elsewhere = Workspace(tmp_path).execute(SNAKEMAKE, "-n", REPORT)
     if (Path(sys.prefix).parent / "Snakefile").is_file():
-        told = r"error: .*: no Snakefile is here; run it in (.*), or add -s \1/Snakefile to keep"
+        told = r"error: .*: has no Snakefile; run in (.*), or add -s \1/Snakefile to keep"
         assert re.match(told, elsewhere.stderr.splitlines()[-1])

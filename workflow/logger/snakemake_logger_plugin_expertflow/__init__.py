@@ -9,6 +9,6 @@ from snakemake_logger_plugin_expertflow.hints import explain_missing_snakefile
 
 __all__ = ["LogHandler", "LogHandlerSettings"]
 
-# Without a Snakefile there is no profile, and so no handler that could explain anything.
+# Without a Snakefile there is no profile, and thus no handler that could explain anything.
 if Path(sys.argv[0]).name == "snakemake" and (line := explain_missing_snakefile(sys.argv[1:])):
     atexit.register(print, f"error: {line}", file=sys.stderr)

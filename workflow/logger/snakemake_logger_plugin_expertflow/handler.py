@@ -1,4 +1,4 @@
-"""Take what Snakemake logs: show the run, and end a dry run with a cost forecast per training.
+"""Handle Snakemake's log: show the run, and end a dry run with a cost forecast per training.
 
 Snakemake passes every job that would run to its loggers: rule, wildcards and resources. The
 forecast is a resource of ``train_expert``; this module collects and prints it.
@@ -18,7 +18,7 @@ from snakemake_logger_plugin_expertflow.view import RunView
 
 # Snakemake's last messages, which have no event. A run ended by ``sys.exit`` has neither.
 LAST_WORDS = ("This was a dry-run", "Nothing to be done")
-QUIET = "Leave out --quiet to see what the trainings should take."
+QUIET = "Omit --quiet to see what the trainings should take."
 
 
 @dataclass
@@ -51,7 +51,7 @@ class LogHandler(LogHandlerBase):
         self._note(record)
         if not self.writes_to_stream:
             return
-        # Whoever read what is printed is gone, as in ``snakemake -n | head``; the run goes on.
+        # The reader of the output may be gone, as in ``snakemake -n | head``; the run continues.
         with suppress(OSError):
             self._view.show(record)
 
@@ -94,7 +94,7 @@ class LogHandler(LogHandlerBase):
 
     # Abstract properties of the base class.
     writes_to_file = property(lambda self: False)
-    # Snakemake's own filter hides jobs under ``--quiet rules``, which count here.
+    # Snakemake's own filter hides jobs under ``--quiet rules``, but they count here.
     has_filter = property(lambda self: True)
     has_formatter = property(lambda self: True)
     needs_rulegraph = property(lambda self: False)

@@ -1,4 +1,4 @@
-"""Turn Snakemake's words for slips on its command line into a line with the right command."""
+"""Turn Snakemake's errors about its command line into one line with the right command."""
 
 import re
 import shlex
@@ -12,12 +12,12 @@ NO_RULE = re.compile(r"No rule to produce (\S+)")
 NO_PAGE = re.compile(r"File (\S+) marked for report but does not exist")
 DENIED = re.compile(r"PermissionError.*Permission denied: '(.+?)'", re.DOTALL)
 NO_PAIR = "Config entries have to be defined as name=value pairs"
-# Options with which none is needed here; argparse takes `-sFILE` and `--snake FILE`, too.
+# Options that need no Snakefile here; argparse also accepts `-sFILE` and `--snake FILE`.
 ELSEWHERE = re.compile(r"-[shv]|--(?:sn|he|vers)")
 
 
 def explain(text: str, arguments: Sequence[str]) -> str:
-    """Return an error of Snakemake's as one line, with a way out where it is known."""
+    """Return a Snakemake error as one line, with a fix if one is known."""
     if found := NO_RULE.search(text):
         return _explain_target(found[1])
     if NO_PAIR in text and (hint := _explain_config(arguments)):
@@ -32,7 +32,7 @@ def explain(text: str, arguments: Sequence[str]) -> str:
 def _explain_target(target: str) -> str:
     if "/" in target:
         return (
-            f"{target}: nothing makes this file; an expert's receipt is results/EXPERT/report.json"
+            f"{target}: no rule makes this file; an expert's report is results/EXPERT/report.json"
         )
     return (
         f"{target}: no file or rule has this name; to make that expert:"
@@ -41,10 +41,10 @@ def _explain_target(target: str) -> str:
 
 
 def _explain_config(arguments: Sequence[str]) -> str | None:
-    """Return what is wrong with the words after ``--config``; null if nothing is.
+    """Return what is wrong with the arguments of ``--config``; null if nothing is.
 
     >>> _explain_config(["--config", "preset=full", "hardware=H100", "SXM", "-n"])
-    "--config: SXM is no KEY=VALUE; quote a value with blanks: --config 'hardware=H100 SXM'"
+    "--config: SXM is not KEY=VALUE; quote a value with spaces: --config 'hardware=H100 SXM'"
     """
     for i, argument in enumerate(arguments):
         if argument not in ("--config", "-C"):
@@ -54,13 +54,11 @@ def _explain_config(arguments: Sequence[str]) -> str | None:
         n_pairs = len(list(takewhile(lambda word: "=" in word, words)))
         if n_pairs == len(words):
             continue
-        odd, what = words[n_pairs], f"{argument}: {words[n_pairs]} is no KEY=VALUE"
+        odd, what = words[n_pairs], f"{argument}: {words[n_pairs]} is not KEY=VALUE"
         # In `--config results/a/report.json` the target was parsed as a config entry.
         if n_pairs == 0 or "/" in odd:
-            return (
-                f"{what}; name what is to be made before {argument}: snakemake {odd} {argument} …"
-            )
-        return f"{what}; quote a value with blanks: {argument} " + shlex.quote(
+            return f"{what}; put the target before {argument}: snakemake {odd} {argument} …"
+        return f"{what}; quote a value with spaces: {argument} " + shlex.quote(
             f"{words[n_pairs - 1]} {odd}"
         )
     return None
@@ -70,19 +68,19 @@ def _explain_report(page: str) -> str:
     made = sorted(map(str, Path("results").glob("*/report.json")))
     named = " ".join(map(shlex.quote, made)) or "results/EXPERT/report.json"
     return (
-        f"{page} is not made yet, and --report takes all experts where none is named; name those"
-        f" that are made: snakemake --report report.zip {named}"
+        f"{page} does not exist yet, and --report covers all experts by default; list those that"
+        f" are finished: snakemake --report report.zip {named}"
     )
 
 
 def explain_missing_snakefile(arguments: Sequence[str]) -> str | None:
-    """Return how to run the workflow beside this environment from a folder without a Snakefile."""
+    """Return how to run this environment's workflow from a folder without a Snakefile."""
     home = Path(sys.prefix).parent  # the clone that .venv is in
     if any(map(ELSEWHERE.match, arguments)) or any(map(Path.is_file, map(Path, SNAKEFILES))):
         return None
     if not (home / "Snakefile").is_file():
         return None
     return (
-        f"{Path.cwd()}: no Snakefile is here; run it in {home}, or add -s {home}/Snakefile to keep"
+        f"{Path.cwd()}: has no Snakefile; run in {home}, or add -s {home}/Snakefile to keep"
         " results here"
     )

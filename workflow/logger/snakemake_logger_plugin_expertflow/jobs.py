@@ -1,6 +1,6 @@
-"""A job of a run: what it is called, how long it took, and what its log ends with.
+"""A job of a run: its name, how long it took, and the last line of its log.
 
-Its attempts are recorded beside its log, in ``results/{expert}/logs/{job}.attempts.json``.
+Its attempts are recorded next to its log, in ``results/{expert}/logs/{job}.attempts.json``.
 """
 
 import json
@@ -73,7 +73,7 @@ def find_log(record: Any) -> Path | None:
 
 
 def last_success_s(path: Path) -> float | None:
-    """Return how long a job took when it last succeeded, by its attempts; null if it never did."""
+    """Return how long a job's last successful attempt took; null if it never succeeded."""
     try:
         attempts = json.loads(path.read_bytes())["attempts"]
         done = [one["end_s"] - one["start_s"] for one in attempts if one["code"] == 0]
@@ -83,7 +83,7 @@ def last_success_s(path: Path) -> float | None:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as the report tells it.
+    """Return a duration in the report's format.
 
     >>> format_duration(3.25), format_duration(47), format_duration(200), format_duration(5000)
     ('3.2 s', '47 s', '3.3 min', '1.4 h')

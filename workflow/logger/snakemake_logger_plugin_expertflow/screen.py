@@ -1,6 +1,6 @@
-"""Print lines about jobs; on a terminal those at work stand below them, redrawn in place.
+"""Print lines about jobs; on a terminal, running jobs are shown below them, redrawn in place.
 
-Elsewhere a long job gets a line after 1, 2, 4, 8, 16 minutes, and then every ten.
+Elsewhere, a long job gets a line after 1, 2, 4, 8, 16 minutes, and then every ten.
 """
 
 import threading
@@ -15,7 +15,7 @@ POLL_S = 1.0
 
 
 class Screen:
-    """Where a run's lines go; ``running`` returns the jobs at work."""
+    """Where a run's lines go; ``running`` returns the running jobs."""
 
     def __init__(
         self, stream: TextIO, running: Callable[[], Sequence[Job]], *, color: bool
@@ -90,4 +90,4 @@ class Screen:
 
 def _describe(job: Job) -> str:
     line = f"  {job.name}  {format_duration(job.elapsed_s)}"
-    return f"{line}  {told}" if (told := job.read_last_line()) else line
+    return f"{line}  {last}" if (last := job.read_last_line()) else line

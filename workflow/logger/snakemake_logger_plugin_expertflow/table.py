@@ -1,7 +1,7 @@
 """The table: per expert, what would run, the forecast of its training, and its basis.
 
 Below it, what the other jobs should take: each as long as its last success here. A job that never
-ran takes what its rule took for other inputs or experts of this folder, else what is modeled of it.
+ran takes what its rule took for other inputs or experts in this folder, or else a modeled time.
 """
 
 import logging
@@ -25,14 +25,14 @@ MADE_BY = {
     "calibrated plan": "plan_training",
     "estimate from packed tokens": "pack_sequences",
 }
-# What the workflow says of a job that it models, see forecast_jobs.py.
+# The workflow's forecast for a job that it models, see forecast_jobs.py.
 SECONDS = re.compile(r"([\d.e+-]+) to ([\d.e+-]+) s")
 Line = tuple[str, ...]
 
 
 @dataclass(slots=True)
 class OtherJobs:
-    """Seconds of jobs that ran here, or their rule did, or that are modeled; other rules."""
+    """Seconds of jobs that ran here, whose rule did, or that are modeled; rules that never ran."""
 
     seconds: list[float] = field(default_factory=list)
     of_other_inputs: list[float] = field(default_factory=list)
@@ -61,15 +61,15 @@ class OtherJobs:
         """Return the line below the table, ``hours`` formatted; empty without such jobs."""
         bases, parts = [], []
         if self.seconds:
-            bases.append(f"as the last runs of {len(self.seconds)} here took")
+            bases.append(f"{len(self.seconds)} as last run here")
         if self.of_other_inputs:
-            bases.append(f"as {len(self.of_other_inputs)} took for other inputs")
+            bases.append(f"{len(self.of_other_inputs)} as run for other inputs")
         if self.modeled:
             bases.append(f"{len(self.modeled)} as modeled")
         if bases:
             parts.append(f"{hours} hours, {', '.join(bases)}")
         if self.never_ran:
-            parts.append(f"unknown for what never ran here: {', '.join(sorted(self.never_ran))}")
+            parts.append(f"unknown for those that never ran: {', '.join(sorted(self.never_ran))}")
         return f"Other jobs: {'; '.join(parts)}" if parts else ""
 
 
@@ -83,13 +83,13 @@ class PendingJobs:
 
     def add_job(self, record: logging.LogRecord) -> None:
         """Add the job of a JOB_INFO event; jobs that belong to no expert are ignored."""
-        told = vars(record)
-        rule, wildcards = told.get("rule_name"), told.get("wildcards")
+        event = vars(record)
+        rule, wildcards = event.get("rule_name"), event.get("wildcards")
         expert = wildcards.get("expert") if isinstance(wildcards, dict) else None
         if not isinstance(rule, str) or not isinstance(expert, str):
             return
         self.rules.setdefault(expert, []).append(rule)
-        forecast = str(getattr(told.get("resources"), "forecast", ""))
+        forecast = str(getattr(event.get("resources"), "forecast", ""))
         if rule == TRAIN:
             self.forecasts[expert] = forecast
         else:
@@ -110,13 +110,13 @@ def _others_s(rule: str, log: Path) -> list[float]:
 
 
 def _parse(forecast: str, rules: list[str]) -> Line:
-    # `0.4 to 0.9 hours; 1 to 2 dollars; 1 x H100; plan; $2.49/h`: the basis may hold more "; ".
+    # `0.4 to 0.9 hours; 1 to 2 dollars; 1 x H100; plan; $2.49/h`: the basis may contain more "; ".
     parts = forecast.split("; ", 3)
     if len(parts) != 4:
         parts = [UNKNOWN, UNKNOWN, UNKNOWN, "no forecast; jobs in groups have none"]
     hours, dollars, hardware, basis = parts
     if MADE_BY.get(basis.split(";")[0].split(":")[0]) in rules:
-        basis += "; made again in this run, these are the figures of before"
+        basis += "; rebuilt in this run, these figures are from before"
     return hours.removesuffix(" hours"), dollars.removesuffix(" dollars"), hardware, basis
 
 
@@ -151,14 +151,14 @@ def _sums(others: OtherJobs, lines: list[Line]) -> list[str]:
     hours = add_ranges([line[2] for line in lines])
     if not spent or others.never_ran or hours == UNKNOWN:
         return [spent] if spent else []
-    total = f"In all: {_add(hours, low, high)} hours"
+    total = f"Total: {_add(hours, low, high)} hours"
     # Other jobs can be priced only if all trainings have the same price per hour.
     prices = {price for line in lines for price in re.findall(r"\$([\d.]+)/h", line[-1])}
     dollars = add_ranges([line[3] for line in lines])
     if dollars != UNKNOWN and len(prices) == 1:
         price = float(prices.pop())
         total += f", {_add(dollars, low * price, high * price)} dollars"
-    return [spent, f"{total}, one job after the other"]
+    return [spent, f"{total}, one job at a time"]
 
 
 def _add(text: str, low: float, high: float) -> str:

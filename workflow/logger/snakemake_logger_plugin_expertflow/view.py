@@ -1,4 +1,4 @@
-"""Show a run as a line a job, and what went wrong; Snakemake's own words go to its log."""
+"""Show a run as one line per job, and what went wrong; Snakemake's own output goes to its log."""
 
 import ast
 import json
@@ -17,9 +17,9 @@ from snakemake_logger_plugin_expertflow.screen import Screen
 
 # Snakemake's messages without an event that tell a user something.
 KEPT = ("Nothing to be done", "Trying to restart", "Terminating", "Will exit", "Complete log")
-# Its messages before it knows whether it runs anything.
+# Its messages before it knows whether anything will run.
 LEFT_OUT = ("Assuming unrestricted shared filesystem",)
-# What a run that failed ends with is the line of the job that failed, not that one did.
+# A failed run ends with the line of the failed job, without these.
 NO_REASON = (
     "Exiting because a job execution failed",
     "RuleException:\nCalledProcessError",
@@ -31,7 +31,7 @@ FOLLOWS = "Input files updated by another job"
 
 
 class RunView:
-    """Prints a run's events to a stream; of a dry run, the jobs that would run."""
+    """Prints a run's events to a stream; for a dry run, the jobs that would run."""
 
     def __init__(
         self, stream: TextIO, *, dryrun: bool, quiet: Collection[object], color: bool
@@ -121,7 +121,7 @@ class RunView:
             return
         line = f"error: {explain(text, sys.argv[1:])}"
         if self._is_dry:
-            # The rest of a dry run goes to stdout, where Snakemake puts its errors, too.
+            # Other output of a dry run goes to stdout, where Snakemake puts its errors, too.
             print(line, file=sys.stderr)
         else:
             self._screen.print(line, style="red")
@@ -137,7 +137,7 @@ def _shorten(reason: str) -> str:
     >>> _shorten("Missing output files: a.json, b; Code has changed since last execution")
     'missing output files; code has changed since last execution'
     """
-    # All settings of a rule, in both versions, are thousands of characters.
+    # All settings of a rule, in both versions, would be thousands of characters.
     reason, _, versions = reason.partition(" Union of exclusive params ")
     clauses = f"{reason} {_name_changed(versions)}".rstrip(" :").split("; ")
     # Updated input follows from the jobs above, so it is shown only without another reason.
@@ -147,7 +147,7 @@ def _shorten(reason: str) -> str:
 
 
 def _name_changed(versions: str) -> str:
-    """Name the settings that differ, and the code where its digest does."""
+    """List the settings that differ, and the code if its digest does."""
     names = ["code"] if re.search(r"'[0-9a-f]{16}'", versions) else []
     with suppress(ValueError, SyntaxError):
         old, new = map(json.loads, map(ast.literal_eval, re.findall(r"'{.*?}'(?=,'| )", versions)))
