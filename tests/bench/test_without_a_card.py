@@ -10,7 +10,6 @@ from support import ROOT
 # KB that generated kernels move per token and layer, forward and backward together. Above that,
 # an operation writes what it could keep in registers.
 CEILINGS_KB = {
-    "qwen3-0.6b lora": 190,
     "qwen3-0.6b dora checkpointed": 470,
     "qwen3-0.6b qlora": 280,
     "qwen3-0.6b full": 208,

@@ -36,11 +36,17 @@ def empty(cheap: Workspace, tmp_path: Path) -> Box:
     return make_box(tmp_path / "empty", cheap)
 
 
-@pytest.fixture
-def box(cheap: Workspace, tmp_path: Path) -> Box:
-    box = make_box(tmp_path / "box", cheap)
+@pytest.fixture(scope="module")
+def opened(cheap: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Box:
+    box = make_box(tmp_path_factory.mktemp("opened") / "box", cheap)
     box.open(cheap.root / BUNDLE)
+    assert box.planned() == GPU_WORK
     return box
+
+
+@pytest.fixture
+def box(opened: Box, tmp_path: Path) -> Box:
+    return opened.copy(tmp_path / "box")
 
 
 def test_a_bundle_contains_only_what_the_box_reads_wherever_it_is_made(
