@@ -155,5 +155,7 @@ if __name__ == "__main__":
     import snakemake.cli  # noqa: F401
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
     import vl_convert  # noqa: F401
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+    get_checkpoint_conversion_mapping("qwen3")  # kept, as for other models
     serve(Path(sys.argv[1]))

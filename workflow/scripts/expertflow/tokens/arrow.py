@@ -155,10 +155,7 @@ def read_rows(directory: Path) -> PackedRows:
     with pa.memory_map(str(directory / ROWS_FILE)) as source:
         table = pa.ipc.open_stream(source).read_all()
     length = table.schema.field("input_ids").type.list_size
-    parts = [
-        chunk.flatten().to_numpy(zero_copy_only=True).reshape(-1, length)
-        for chunk in table["input_ids"].chunks
-    ]
+    parts = [_view(chunk.flatten()).reshape(-1, length) for chunk in table["input_ids"].chunks]
     return PackedRows(
         tuple(parts) or (np.empty((0, length), np.int32),),
         from_arrow_lists(table["seq_lengths"]),
@@ -174,5 +171,9 @@ def arrow_lists(lists: Ragged) -> pa.ListArray:
 def from_arrow_lists(column: pa.ChunkedArray) -> Ragged:
     # Both handle a sliced chunk; the raw buffers do not.
     return concat_ragged(
-        Ragged(chunk.flatten().to_numpy(), chunk.offsets.to_numpy()) for chunk in column.chunks
+        Ragged(_view(chunk.flatten()), _view(chunk.offsets)) for chunk in column.chunks
     )
+
+
+def _view(numbers: pa.Array) -> Any:
+    return np.from_dlpack(numbers)  # to_numpy would import pandas
