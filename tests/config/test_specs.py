@@ -117,7 +117,7 @@ def test_a_changed_adapter_to_continue_from_is_planned_and_trained_again(folder:
     config = {"peft_type": "LORA", "r": 16, "lora_alpha": 32}
     training = {"lora": {"init_from": "adapter"}}
     Path("adapter").mkdir()
-    with pytest.raises(SystemExit, match=r"adapter holds no adapter_config\.json"):
+    with pytest.raises(SystemExit, match=r"adapter has no adapter_config\.json"):
         told("plan_training", training=training)
     Path("adapter/adapter_config.json").write_text(json.dumps(config))
     told_of = []

@@ -139,7 +139,7 @@ def make_cpu_inputs() -> ReportInputs:
             candidates=gpu.training.candidates[-1:],
             peak_memory_allocated_bytes=None, peak_memory_reserved_bytes=None,
             unavailable={
-                "sampled_steps": "the run had too few steps for one to be timed",
+                "sampled_steps": "the run had too few steps to time one",
                 "h2d_s": NOT_ON_CPU, "gpu_idle_s": NOT_ON_CPU,
                 "peak_memory_allocated_bytes": NOT_ON_CPU,
                 "peak_memory_reserved_bytes": NOT_ON_CPU,

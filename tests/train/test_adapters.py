@@ -193,9 +193,9 @@ def edit(adapter: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"r": 8}, "has r 4, and the settings have 8"),
-        ({"alpha": 9}, "has lora_alpha 8, and the settings have 9"),
-        ({"use_dora": True}, "has use_dora False, and the settings have True"),
+        ({"r": 8}, "has r 4, but the settings have 8"),
+        ({"alpha": 9}, "has lora_alpha 8, but the settings have 9"),
+        ({"use_dora": True}, "has use_dora False, but the settings have True"),
     ],
 )
 def test_other_settings_are_rejected_before_a_run(
@@ -207,22 +207,24 @@ def test_other_settings_are_rejected_before_a_run(
 
 def test_only_lora_adapters_in_safetensors_are_accepted(adapter: Path) -> None:
     edit(adapter, init_lora_weights="pissa_niter_4")
-    with pytest.raises(ConfigError, match="began with pissa_niter_4, which changes the base too"):
+    with pytest.raises(
+        ConfigError, match="was initialized by pissa_niter_4, which also changes the base"
+    ):
         continued(adapter)
     edit(adapter, peft_type="LOHA")
     with pytest.raises(ConfigError, match="has peft_type LOHA"):
         continued(adapter)
     (adapter / FILES[1]).rename(adapter / "adapter_model.bin")
-    with pytest.raises(ConfigError, match=r"holds no adapter_model\.safetensors.* hf download ORG"):
+    with pytest.raises(ConfigError, match=r"has no adapter_model\.safetensors.* hf download ORG"):
         continued(adapter)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"targets": ("q_proj",)}, r"v_proj\.lora_A\.weight, and training.lora makes none"),
+        ({"targets": ("q_proj",)}, r"v_proj\.lora_A\.weight, but training.lora makes none"),
         ({"targets": ("q_proj", "v_proj", "o_proj")}, r"has none as .*o_proj\.lora_A"),
-        ({"modules_to_save": ()}, r"lm_head\.weight, and training.lora makes none"),
+        ({"modules_to_save": ()}, r"lm_head\.weight, but training.lora makes none"),
     ],
 )
 def test_other_layers_are_rejected_before_the_first_step(
@@ -237,7 +239,7 @@ def test_other_layers_are_rejected_before_the_first_step(
 def test_another_base_or_a_changed_adapter_is_rejected(adapter: Path, tmp_path: Path) -> None:
     edit(adapter, base_model_name_or_path="Qwen/Qwen3-0.6B")
     inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter))
-    message = "is an adapter of Qwen/Qwen3-0.6B, and the model is tiny"
+    message = "is an adapter of Qwen/Qwen3-0.6B, but the model is tiny"
     with pytest.raises(TrainingError, match=message):
         tiny_run.train(inputs)
     edit(adapter, base_model_name_or_path="tiny", revision="a1")

@@ -140,8 +140,8 @@ def test_a_packed_batch_passes_the_check_and_trains_like_its_documents(
     ("config", "message"),
     [
         (transformers.GptOssConfig(**SMALL), "GptOssAttention needs s_aux"),
-        (transformers.StableLmConfig(**SMALL), "StableLmAttention got no document lengths"),
-        (transformers.RecurrentGemmaConfig(**SMALL), "layers of linear_attention"),
+        (transformers.StableLmConfig(**SMALL), "StableLmAttention received no document lengths"),
+        (transformers.RecurrentGemmaConfig(**SMALL), "linear_attention layers"),
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
@@ -245,8 +245,8 @@ def test_every_release_of_the_kernel_is_called_correctly(
         ({"cu_seq_lens_q": BOUNDS, "softcap": 50.0}, "Identity needs softcap"),
         ({"s_aux": torch.zeros(4)}, "Identity needs s_aux"),
         ({"is_causal": False}, "Identity is not causal"),
-        ({"document_bounds": None}, "Identity got no document lengths"),
-        ({"cu_seq_lens_q": BOUNDS, "dropout": 0.1}, "wants attention dropout 0.1"),
+        ({"document_bounds": None}, "Identity received no document lengths"),
+        ({"cu_seq_lens_q": BOUNDS, "dropout": 0.1}, "needs attention dropout 0.1"),
     ],
 )
 def test_unsupported_features_are_rejected(options: dict[str, Any], message: str) -> None:
@@ -296,8 +296,8 @@ def test_flash_3_is_used_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability[0])
     flash = "torch.nn.attention.activate_flash_attention_impl"
     monkeypatch.setattr(flash, asked.append)
-    assert attention.activate_flash_3(CPU) == "no FlashAttention-3: it is for Hopper cards"
-    assert attention.activate_flash_3(CUDA) == "no FlashAttention-3: it is for Hopper cards"
+    assert attention.activate_flash_3(CPU) == "no FlashAttention-3: it needs a Hopper card"
+    assert attention.activate_flash_3(CUDA) == "no FlashAttention-3: it needs a Hopper card"
     capability[0] = (9, 0)
     assert attention.activate_flash_3(CUDA) == "FlashAttention-3" and asked == ["FA3"]
 
@@ -307,7 +307,7 @@ def test_flash_3_is_used_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, absent)
     assert "cannot be loaded (No module named" in attention.activate_flash_3(CUDA)
     monkeypatch.setattr("torch.nn.attention.list_flash_attention_impls", lambda: [])
-    assert "does not know it" in attention.activate_flash_3(CUDA)
+    assert "does not support it" in attention.activate_flash_3(CUDA)
 
 
 def test_kernels_get_one_dtype_under_autocast(
@@ -363,7 +363,7 @@ def test_leaking_documents_are_rejected(monkeypatch: pytest.MonkeyPatch, autocas
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         check_model(loss)
         monkeypatch.setattr("expertflow.train.model.packed.document_bounds", whole_rows)
-        with pytest.raises(TrainingError, match="qwen3 does not keep packed documents apart"):
+        with pytest.raises(TrainingError, match="qwen3 does not keep packed documents separate"):
             check_model(loss)
 
 
@@ -375,7 +375,7 @@ def test_a_model_that_sees_the_future_is_rejected(monkeypatch: pytest.MonkeyPatc
 
     loss = PackedLoss(made(FAMILIES["llama"], "packed"))
     monkeypatch.setattr("expertflow.train.model.attention.scaled_dot_product_attention", not_causal)
-    with pytest.raises(TrainingError, match="llama does not keep packed documents apart"):
+    with pytest.raises(TrainingError, match="llama does not keep packed documents separate"):
         check_model(loss)
 
 
@@ -386,7 +386,10 @@ def test_non_finite_states_are_rejected(weight: float, dtype: str) -> None:
     with torch.no_grad():
         net.model.layers[1].mlp.up_proj.weight[0, 0] = weight
     half = torch.autocast("cpu", dtype=torch.float16, enabled=dtype == "float16")
-    with half, pytest.raises(TrainingError, match=f"not finite in {dtype}; check its weights"):
+    with (
+        half,
+        pytest.raises(TrainingError, match=f"non-finite numbers in {dtype}; check its weights"),
+    ):
         check_model(PackedLoss(net))
 
 
@@ -395,5 +398,5 @@ def test_an_adapter_on_the_head_is_rejected() -> None:
 
     config = LoraConfig(r=2, target_modules=["lm_head"], task_type="CAUSAL_LM")
     net = get_peft_model(made(FAMILIES["llama"], "packed"), config)
-    with pytest.raises(TrainingError, match=r"not a plain linear map; take it out of"):
+    with pytest.raises(TrainingError, match=r"not a plain linear layer; remove it from"):
         check_model(PackedLoss(net))

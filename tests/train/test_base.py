@@ -106,9 +106,9 @@ CONFIG = {
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no JSON object"),
-        ("3", "no JSON object"),
-        ("[" * 99_999, "no JSON object"),
+        ("", "not a JSON object"),
+        ("3", "not a JSON object"),
+        ("[" * 99_999, "not a JSON object"),
         (json.dumps({**CONFIG, "num_attention_heads": 0}), "num_attention_heads is 0, not a count"),
         (json.dumps({**CONFIG, "vocab_size": "9"}), "vocab_size is '9', not a count"),
         (json.dumps({"model_type": ["llama"]}), "no key 'num_attention_heads'"),
@@ -143,7 +143,7 @@ def test_weights_with_a_wrong_header_are_reported(tmp_path: Path, header: Any) -
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
-    with pytest.raises(TrainingError, match=r"no safetensors file \(.*; fetch or save"):
+    with pytest.raises(TrainingError, match=r"not a safetensors file \(.*; fetch or save"):
         count_parameters([file], tied=False)
 
 
@@ -204,7 +204,7 @@ def test_a_changed_tokenizer_is_rejected(tmp_path: Path) -> None:
     tokenizer = prepare_tokenizer(tokenizer_spec(str(model)), [], tmp_path / "own")
     with (model / "tokenizer.json").open("a") as stream:
         stream.write(" ")
-    with pytest.raises(TrainingError, match=r"changed since .*own was made of it"):
+    with pytest.raises(TrainingError, match=r"changed since .*own was made from it"):
         prepare_model(spec(str(model)), tokenizer, tmp_path / "made")
 
 
@@ -271,7 +271,7 @@ def test_quantized_or_absent_weights_are_rejected(tiny: TrainInputs, tmp_path: P
     config = json.loads((Path(tiny.model.path) / "config.json").read_text())
     quantized = {**config, "quantization_config": {"quant_method": "gptq", "bits": 4}}
     for value, match in (
-        (quantized, "quantized already; use the original ones"),
+        (quantized, "already quantized; use the original ones"),
         (config, "cannot be loaded"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(value))

@@ -168,7 +168,7 @@ def test_leftovers_of_a_power_failure_are_removed(
     with caplog.at_level(logging.WARNING):
         checkpoint_files.remove_partials(tmp_path)
     assert sorted(read) == sorted([good, spoilt]), "what is the newest and the best is read once"
-    assert f"{spoilt} is removed: {name} does not hold what was written" in caplog.text
+    assert f"removing {spoilt}: {name} does not match what was written" in caplog.text
     left = {path for path in tmp_path.rglob("*") if path.parent != good}
     assert left == {tmp_path / "profile", tmp_path / "checkpoints", good}
 
@@ -274,7 +274,9 @@ def test_all_resume_from_the_first_processs_checkpoint(
         assert checkpoint.agree_on(own, tmp_path, alone) == own  # type: ignore[arg-type]
     assert checkpoint.agree_on(path, tmp_path, second_of_two(-1, own=3)) is None
     assert checkpoint.agree_on(None, tmp_path, second_of_two(3, own=-1)) == path
-    with pytest.raises(TrainingError, match="process 1 cannot go on from it as the first one does"):
+    with pytest.raises(
+        TrainingError, match="process 1 cannot resume from it as the first one does"
+    ):
         checkpoint.agree_on(path, tmp_path, second_of_two(4, own=3), within_s=0.0)
     # On a slow file system it becomes visible later.
     monkeypatch.setattr(checkpoint.time, "sleep", lambda _: saved(tmp_path, 4))

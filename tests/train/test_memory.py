@@ -30,7 +30,7 @@ def test_advice_states_batch_prediction_and_change(plan: TrainPlan) -> None:
     message = describe_shortage(replace(plan, predicted_peak_bytes=3 << 30), CPU)
     assert message == (
         "out of memory at micro-batch 4 (predicted 3.0 GiB, unknown free); set training.batch_size"
-        " to 2 and gradient_accumulation_steps to 2 (the global batch stays)"
+        " to 2 and gradient_accumulation_steps to 2 (the global batch stays the same)"
     )
     odd = replace(plan, batch_size=9)
     assert "to 3 and gradient_accumulation_steps to 3 (the" in describe_shortage(odd, CPU)

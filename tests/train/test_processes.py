@@ -194,7 +194,7 @@ def test_a_wrong_number_of_processes_is_rejected(trainers: Trainers, tmp_path: P
     run = made(tmp_path / "run", world_size=2)
     assert trainers.train(run, n_processes=1)["code"] == 1
     message = (run / "log").read_text().splitlines()[-1]
-    assert "the plan is for 2 processes and 1 started" in message
+    assert "the plan is for 2 processes, but 1 started" in message
 
 
 def test_helpers_wait_for_the_first_one(trainers: Trainers, both: Trained, tmp_path: Path) -> None:

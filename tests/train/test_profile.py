@@ -95,8 +95,8 @@ def no_memory(*_: Any, **__: Any) -> None:
     ("name", "value", "reason"),
     [
         ("profile.start", no_start, "the profiler did not start: Can't initialize CUPTI"),
-        ("supported_activities", set, "this build of torch cannot watch CPU"),
-        ("operator_spans", lambda _: [], "saw no kernel"),
+        ("supported_activities", set, "this build of torch cannot profile CPU"),
+        ("operator_spans", lambda _: [], "recorded no kernels"),
         ("write_trace", no_memory, "the profiler failed: host memory ran out"),
     ],
 )
@@ -123,7 +123,7 @@ def test_profiled_steps_are_not_timed_on_the_device(tmp_path: Path) -> None:
     outcome = train(made(tmp_path / "run", n_steps=13, profile_steps=12))
     record = profile_of(tmp_path / "run" / "state")
     assert (record.first_step, record.n_steps, outcome.sampled_steps) == (2, 12, None)
-    assert outcome.unavailable["sampled_steps"].endswith("the profiler watched")
+    assert outcome.unavailable["sampled_steps"].endswith("timed was profiled")
     short = train(made(tmp_path / "short", n_steps=8))
     assert "too few steps" in short.unavailable["sampled_steps"]
 
@@ -135,8 +135,8 @@ def test_truncation_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (record.n_wanted_steps, record.n_steps, len(record.kernels)) == (4, 1, 3)
     listed_s = sum(kernel.total_s for kernel in record.kernels)
     assert record.rest.n_calls and record.rest.total_s + listed_s == pytest.approx(record.kernels_s)
-    assert record.notes[0].startswith("at most 1 of the 4 steps")
-    assert record.notes[1].endswith("names are summed as one")
+    assert record.notes[0].startswith("at most 1 of the 4 requested steps")
+    assert record.notes[1].endswith("names are added up as one")
     assert record.trace is None and "lower training.profile_steps" in record.unavailable["trace"]
     folder = tmp_path / "run" / "state" / profiler.PROFILE
     assert [file.name for file in folder.iterdir()] == [profiler.KERNELS]
@@ -202,11 +202,11 @@ def test_a_lost_profile_affects_nothing_else(tmp_path: Path, watched: Watched) -
     (state / profiler.TRACE).unlink()
     again = published()
     assert (again.n_steps, again.trace) == (5, None)
-    assert "whole any more" in again.unavailable["trace"]
+    assert "no longer complete" in again.unavailable["trace"]
     (state / profiler.KERNELS).write_text("{")
     assert "cannot be read" in (published().reason or "")
     (state / profiler.KERNELS).unlink()
-    assert published().reason == "the state has lost it"
+    assert published().reason == "it is missing from the state"
     # A run without a profile is not trained again when one is requested later.
     assert published(0, profile_steps=0).reason == profiler.NOT_ASKED
     assert published(2, profile_steps=0).reason == profiler.AFTERWARDS

@@ -113,11 +113,11 @@ def test_progress_unused_because_of_another_setting_is_reported(
     new.mkdir()
     warn_of_unused_progress(replace(inputs.plan, learning_rate=1e-5), new)
     assert caplog.messages == [
-        f"{inputs.state}: an unfinished training at step 2 is not continued: learning_rate"
+        f"{inputs.state}: an unfinished training at step 2 is not resumed: learning_rate"
         f" {inputs.plan.learning_rate}, now 1e-05"
     ]
     warn_of_unused_progress(inputs.plan, new)
-    assert caplog.messages[1].endswith("is not continued: other data, model or code")
+    assert caplog.messages[1].endswith("is not resumed: different data, model or code")
     warn_of_unused_progress(inputs.plan, inputs.state)
     assert len(caplog.messages) == 2
 
@@ -239,7 +239,7 @@ def test_a_run_that_diverged_is_not_paid_for_twice(
     assert "its rows are " in message and "the last good state is the start" in message
     (preflight,) = tmp_path.glob("state/*/preflight.json")
     preflight.unlink()
-    with pytest.raises(TrainingError, match=r"^step 2 diverged.*it is the same run again$"):
+    with pytest.raises(TrainingError, match=r"^step 2 diverged.*this run would repeat it$"):
         tiny_run.finish(tmp_path)
     assert not preflight.exists(), "a run begins with these checks"
 

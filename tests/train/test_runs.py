@@ -156,7 +156,7 @@ def test_a_monitor_that_dies_leaves_nulls_with_the_reason(plan: TrainPlan, tmp_p
         monitor.kill()
     record = read_record(MonitorRecord, tmp_path / "monitor.json")
     assert record.gpu_name is None and record.monitor_cpu_fraction is None
-    assert record.unavailable["gpu_name"] == "the monitor ended without a summary"
+    assert record.unavailable["gpu_name"] == "the monitor exited without a summary"
     assert record.n_samples >= 1 and record.ram_used_bytes is not None
 
 
@@ -253,7 +253,7 @@ def test_a_damaged_checkpoint_is_not_a_candidate(
     inputs = made(tmp_path, n_steps=15, save_total_limit=9)
     outcome = train(inputs)
     assert [c.step for c in outcome.candidates] == [10, 15]
-    assert "step-00000005 is no candidate: weights.safetensors does not hold" in caplog.text
+    assert "step-00000005 is not a candidate: weights.safetensors does not match" in caplog.text
 
 
 DAMAGES: list[tuple[str, bytes | None, str]] = [
@@ -281,9 +281,9 @@ def test_a_damaged_outcome_has_a_reason(tmp_path: Path, caplog: pytest.LogCaptur
         (state / name).write_bytes(whole)
     (state / "steps.jsonl").write_bytes(whole[:-1] + b"?")
     assert read_outcome(state) is None
-    assert "steps.jsonl does not hold what was written; the run is ended once more" in caplog.text
+    assert "steps.jsonl does not match what was written; finishing the run again" in caplog.text
     write_outcome(state, summary := train(inputs))
-    assert "steps.jsonl: 2 steps are missing; the weights are not touched" in caplog.text
+    assert "steps.jsonl: 2 steps are missing; the weights are not affected" in caplog.text
     assert read_outcome(state) == summary
 
 

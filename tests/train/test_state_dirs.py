@@ -48,7 +48,7 @@ def test_a_trainer_on_this_machine_is_awaited(
         monkeypatch.setattr(state_dirs.log, "warning", tell)
         with lock_state(tmp_path, elsewhere_s=0):
             assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
-    message = f"{tmp_path}: a trainer is at work there, process 7"
+    message = f"{tmp_path}: a trainer is running there, process 7"
     assert told == [(0.0, message), (60.0, message)]
 
 
@@ -62,7 +62,7 @@ def test_a_trainer_on_this_machine_is_awaited(
     ],
 )
 def test_others_are_rejected(tmp_path: Path, naps: list[float], signed: str, place: str) -> None:
-    refused = pytest.raises(TrainingError, match=f"{place}.*; stop it, and run again")
+    refused = pytest.raises(TrainingError, match=f"{place}.*; stop it, which saves its state")
     with held(tmp_path, signed), refused as caught, lock_state(tmp_path):
         raise AssertionError("it is held")
     assert "\n" not in str(caught.value) and f"for {sum(naps):.0f} s" in str(caught.value)

@@ -37,7 +37,7 @@ def test_another_shape_or_name_is_rejected_before_anything_is_copied() -> None:
     with pytest.raises(TrainingError, match=r"norm\.bias is float32 \[1\] in the saved state"):
         weights.load_trainable_state(net, wide)
     del state["up.bias"]
-    with pytest.raises(TrainingError, match=r"up\.bias is missing in the saved state"):
+    with pytest.raises(TrainingError, match=r"up\.bias is missing from the saved state"):
         weights.load_trainable_state(net, state)
     assert weights.weights_sha256(net) == before
 

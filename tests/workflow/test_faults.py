@@ -55,7 +55,7 @@ FAULTS = [
     Fault("mine.jsonl", "my.jsonl", "source mine: no file at data/my.jsonl; correct"),
     Fault("tiny-qwen3", "tiny-qwen", "which is not known; did you mean 'builtin:tiny-qwen3'?"),
     Fault("builtin:tiny-qwen3", "dat/", "model is 'dat/', but there is no such folder; did you"),
-    Fault("builtin:tiny-qwen3", "data", "data: no config.json; give a model directory or a hub"),
+    Fault("builtin:tiny-qwen3", "data", "data: no config.json; use a model directory or a hub"),
     Fault(EPOCHS, "attention: varlen", "training.attention varlen needs a CUDA card; use auto"),
     Fault(EPOCHS, "tuned: a.json", "training.tuned names a.json, which does not exist"),
     Fault(EPOCHS, "world_size: 2", "world_size is 2, but a run may use 1 at once"),

@@ -1,4 +1,4 @@
-"""Compile a run's layers by its first batch, and say afterwards what was compiled."""
+"""Compile a run's layers with its first batch, and report what was compiled."""
 
 import logging
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def try_to_compile(run: TrainingRun) -> None:
-    """Run the next micro-batch and discard it; a route that fails goes on uncompiled."""
+    """Run the next micro-batch and discard it; if compiling fails, continue uncompiled."""
     if run.route.used["compilation"] == "off":
         return
     collator, _ = run.feed.step_rows(run.progress.step)
@@ -39,7 +39,7 @@ def try_to_compile(run: TrainingRun) -> None:
 
 
 def note_compilation(run: TrainingRun) -> None:
-    """Add what was compiled to the run's words; call after the first step."""
+    """Add what was compiled to the run's activated features; call after the first step."""
     if run.plan.torch_compile:
         run.activated += (f"{describe_compilation()}, by the end of step {run.progress.step}",)
         log.info("%s", run.activated[-1])

@@ -9,11 +9,11 @@ import torch
 from expertflow.plan.records import TrainPlan
 
 ON_OFF = {True: "on", False: "off"}
-# A cube of 8192 is large enough for any GPU of today.
+# Large enough to saturate any current GPU.
 MATMUL_WIDTH = 8192
 N_WARMUP, N_TIMED = 5, 15
-CPU_WIDTH, CPU_TIMED_S = 1024, 0.3  # about 20 ms a product on two cores
-# The second is what newer releases of torch call it.
+CPU_WIDTH, CPU_TIMED_S = 1024, 0.3  # about 20 ms per product on two cores
+# Newer releases of torch use the second name.
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Errors from allocations outside torch (cuBLAS, Triton, NCCL, CUDA loading a kernel): they ask the
 # driver, which has nothing left once torch holds it all.
@@ -26,12 +26,9 @@ def apply_switches(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
     if plan.deterministic:
         fix_workspaces()
-        # Not warn_only, with which FlashAttention's backward pass only warns and stays
-        # nondeterministic.
+        # Not warn_only, which would leave FlashAttention's backward pass nondeterministic.
         torch.use_deterministic_algorithms(True)
-    allocator = next(
-        (os.environ[name] for name in ALLOCATOR if name in os.environ), "as torch has it"
-    )
+    allocator = next((os.environ[name] for name in ALLOCATOR if name in os.environ), "default")
     return (
         f"device {device.type}, {torch.get_num_threads()} threads",
         f"processes {plan.world_size}" + (f", {plan.parallel}" if plan.world_size > 1 else ""),
@@ -47,13 +44,13 @@ def apply_switches(plan: TrainPlan, device: torch.device) -> tuple[str, ...]:
 
 
 def configure_allocator() -> None:
-    """Have CUDA's allocator grow its segments, unless the user set it; call before CUDA starts."""
+    """Use expandable segments, unless the user set the allocator; call before CUDA starts."""
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def fix_workspaces() -> None:
-    """Make GPU matrix products deterministic; call before the first one, as torch looks once."""
+    """Make GPU matrix products deterministic; call before the first, as torch reads it once."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
@@ -63,7 +60,7 @@ def _describe_loader(plan: TrainPlan) -> str:
         return f"thread, prefetch {ahead}"
     if not plan.dataloader_num_workers:
         return "in the trainer, no workers"
-    kept = ", kept from epoch to epoch" if plan.dataloader_persistent_workers else ""
+    kept = ", kept between epochs" if plan.dataloader_persistent_workers else ""
     return f"{plan.dataloader_num_workers} workers, prefetch {ahead} each{kept}"
 
 
@@ -101,7 +98,7 @@ def cuda_event() -> torch.cuda.Event:
 def measure_cpu_flops_per_s(dtype: torch.dtype, n_threads: int | None) -> float:
     """Return the FLOP/s of the fastest product of two square matrices, with the run's threads.
 
-    The fastest, as whatever else runs here can only slow a product down.
+    The fastest, because other load can only slow a product down.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads or before)

@@ -1,4 +1,4 @@
-"""Name a training by all that decides its weights, and tell what differs from unfinished ones."""
+"""Fingerprint what decides a training's weights; report what differs in unfinished trainings."""
 
 import logging
 from contextlib import suppress
@@ -19,17 +19,17 @@ from expertflow.train.saved.checkpoint_files import OUTCOME
 log = logging.getLogger(__name__)
 PLAN = "plan.json"
 # Fields of a plan besides its settings that do not affect the trained weights. A run that lost its
-# card goes on with another one, which rounds differently at most.
-_SAID = (
+# card may resume on another one, which at most rounds differently.
+_OTHER_FIELDS = (
     "origins", "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "memory",
     "options", "claims", "may_halve_micro_batch", "predicted_tokens", "next_micro_batch_peak_bytes",
     "without_checkpointing_peak_bytes", "flops_per_token_model", "flops_per_token_hardware",
     "flops_convention", "hardware",
 )  # fmt: skip
-# Settings that do not affect them either, or that the plan converts to counts of steps, or that
-# share out a global batch (but for rounding and dropout's random numbers): other processes can
-# resume.
-_UNDECIDED = tuple(s.name for s in list_settings(Training) if "weights" not in s.affects)
+# Settings that do not affect them either, that the plan converts to step counts, or that only
+# divide a global batch, so that another number of processes can resume (rounding and dropout masks
+# aside).
+_OTHER_SETTINGS = tuple(s.name for s in list_settings(Training) if "weights" not in s.affects)
 
 
 def fingerprint_run(
@@ -43,9 +43,9 @@ def fingerprint_run(
 
 def _weight_settings(plan: TrainPlan) -> dict[str, Any]:
     decided: dict[str, Any] = to_json(plan)
-    for key in (*_SAID, *_UNDECIDED):
+    for key in (*_OTHER_FIELDS, *_OTHER_SETTINGS):
         decided.pop(key)
-    # The hash of an adapter to continue from counts, not its place.
+    # The hash of an adapter to continue from counts, not its path.
     (decided[name_of(Training.lora)] or {}).pop(name_of(LoraSpec.init_from), None)
     return decided
 
@@ -59,14 +59,14 @@ def warn_of_unused_progress(plan: TrainPlan, state: Path) -> None:
         newest = checkpoint_files.newest_checkpoint(other)
         if newest is None or (other / OUTCOME).is_file():
             continue
-        differs = "other data, model or code"
-        # A plan of another version may lack fields, and says nothing about settings.
+        differs = "different data, model or code"
+        # A plan of another version may lack fields; its settings are not compared.
         with suppress(DataError):
             there = _weight_settings(read_record(TrainPlan, other / PLAN))
             settings = wanted.keys() & Training.__struct_fields__
             if changed := sorted(key for key in settings if wanted[key] != there[key]):
                 differs = ", ".join(f"{key} {there[key]}, now {wanted[key]}" for key in changed)
         log.warning(
-            "%s: an unfinished training at step %d is not continued: %s",
+            "%s: an unfinished training at step %d is not resumed: %s",
             other, checkpoint_files.step_of(newest), differs,
         )  # fmt: skip

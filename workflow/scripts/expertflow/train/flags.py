@@ -22,16 +22,16 @@ PROBLEMS = {
 
 def trainer_parser(description: str | None) -> argparse.ArgumentParser:
     parser = cli.stage_parser(description, by_hand=True)
-    parser.add_argument("--results", type=Path, help="an expert's results: where the records are")
+    parser.add_argument("--results", type=Path, help="an expert's results folder, with the records")
     for name in RECORDS:
         parser.add_argument(f"--{name}", type=Path, help=f"{name}.json; default: in --results")
     parser.add_argument("--output", type=Path, help="training.json to write")
     parser.add_argument("--state", type=Path, help="what a later run resumes from; default: state/")
     parser.add_argument("--checkpoint", type=Path, help="model to publish; default: checkpoint/")
-    by_hand = parser.add_argument_group("by hand, to go on where the packed rows are missing")
+    by_hand = parser.add_argument_group("by hand, to train without packed rows")
     by_hand.add_argument("--shards", type=Path, nargs="+", help="records of the documents' shards")
     by_hand.add_argument("--keep", type=Path, help="keep-list")
-    group = parser.add_argument_group("hyper-parameters, instead of those of the plan")
+    group = parser.add_argument_group("hyperparameters, which override the plan's")
     for name, setting in flags().items():
         _add_flag(group, name, setting)
     return parser
@@ -44,10 +44,10 @@ def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
     for name in RECORDS:
         if getattr(args, name) is None:
             if args.results is None:
-                parser.error(f"--{name} is missing; give it, or --results DIR with the records")
+                parser.error(f"--{name} is missing; pass it, or --results DIR with the records")
             setattr(args, name, args.results / f"{name}.json")
     if args.output is None:
-        parser.error("--output is missing; give the training.json to write")
+        parser.error("--output is missing; pass the training.json to write")
     args.state = args.state or args.output.parent / "state"
     args.checkpoint = args.checkpoint or args.output.parent / "checkpoint"
     given = [getattr(args, name) for name in RECORDS] + [*(args.shards or []), args.keep]
@@ -56,7 +56,7 @@ def parse_args(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def changes_of(args: argparse.Namespace) -> Changes:
-    """Return hyperparameters set on the command line; refuse values no manifest may have."""
+    """Return hyperparameters set on the command line; reject values no manifest may have."""
     settings = flags()
     given = {name: getattr(args, name) for name in settings if getattr(args, name) is not None}
     if not given:

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 DIVERGED, PREFLIGHT = "diverged.txt", "preflight.json"
 MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
 SAMPLES, MONITOR_RECORD = "gpu.jsonl", "monitor.json"
-# The monitor writes its last samples and the summary once it is told to end.
+# Time for the monitor to write its last samples and the summary.
 STOP_S = 60
 
 
@@ -68,7 +68,7 @@ class TrainingJob(Record, frozen=True, kw_only=True):
 
 
 def run_job(job: TrainingJob) -> bool:
-    """Finish the job's state and publish it; return False in a process that only helps."""
+    """Finish the job's state and publish it; return False in a helper process."""
     if processes.RANK in os.environ:
         # A launcher puts each process in its own session, out of reach of a signal to its group.
         end_with_parent()
@@ -79,7 +79,7 @@ def run_job(job: TrainingJob) -> bool:
         configure_allocator()
     decision = processes.RankZeroDecision()
     if os.environ.get(processes.RANK, "0") != "0":
-        # Rank 0 waits for the lock and verifies finished results to the byte.
+        # Rank 0 waits for the lock and verifies finished results byte by byte.
         if decision.wait():
             with _staged(job, inputs) as (placed, _):
                 train_expert(placed, processes.start_processes(plan))
@@ -91,8 +91,8 @@ def run_job(job: TrainingJob) -> bool:
             # A diverged run must not cost another retry.
             if (state / DIVERGED).is_file():
                 why = (state / DIVERGED).read_text(encoding="utf-8")
-                raise TrainingError(f"{why}; it is the same run again")
-            # A launcher holds no lock: its rank 0 looks again once it has it.
+                raise TrainingError(f"{why}; this run would repeat it")
+            # A launcher holds no lock: its rank 0 checks again once it has it.
             processes.launch_processes(plan.world_size)
         note_state(state, is_done=summary is not None)
         decision.announce(go_on=summary is None)
@@ -125,7 +125,7 @@ def _read_inputs(job: TrainingJob, packing: PackingRecord) -> TrainInputs:
         documents = job.documents
         if documents is None:
             raise TrainingError(
-                f"{rows}: the packed rows are missing; run pack_sequences again, or give --shards"
+                f"{rows}: the packed rows are missing; run pack_sequences again, or pass --shards"
                 " and --keep to tokenize on the fly"
             )
         plan, code = documents.adapt_plan(plan), f"{code}, on the fly, {documents.sha256}"
@@ -147,7 +147,7 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
         staging = {note.kind: to_json(note) for note in places.staged}
         merged = (job.output.parent, inputs.model.n_weight_bytes)
         readings = run_preflight(plan, state, rows, merged) | {"staging": staging}
-        # Read again only to say which settings differ, should this run be left unfinished.
+        # Read again only to report which settings differ, if this run remains unfinished.
         write_sealed(state / fingerprint.PLAN, plan)
         write_record(state / PREFLIGHT, readings)
         with run_monitor(state, plan, seen_s=placed.seen_s):
@@ -155,11 +155,11 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
             try:
                 summary = train_expert(placed, group)
             except Diverged as error:
-                # Before the wait for the monitor, in which a launcher ends this process.
+                # Before waiting for the monitor, during which a launcher ends this process.
                 write_text(state / DIVERGED, str(error))
                 raise
         try:
-            # Rows are memory-mapped, so an edit in place takes effect in the middle of a run.
+            # Rows are memory-mapped, so an in-place edit takes effect during a run.
             if rows is not None:
                 publish.check_inputs_unmoved(packing, placed.rows)
         except TrainingError:
@@ -192,7 +192,7 @@ def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
             # Read from disk, so that a later session does not run out of memory at the same step
             # again.
             plan = memory.apply_oom_retries(inputs.plan, inputs.state)
-            # As rank 0 reads it.
+            # All ranks use what rank 0 read.
             [micro, n_accumulation], *_ = processes.of_all(
                 plan.batch_size, plan.gradient_accumulation_steps
             )
@@ -201,7 +201,7 @@ def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
                 return _attempt(replace(inputs, plan=plan, since_start=first), processes, stop)
             except memory.OutOfMemory as error:
                 memory.note_retry(plan, inputs.state, error)
-            # Only here, after the error is gone, are its tensors unreferenced; and the failed
+            # The error's tensors are unreferenced only here, after the except block; and the failed
             # attempt's peak is not the run's.
             first = False
             processes.accelerator.free_memory()
@@ -216,7 +216,7 @@ def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]
     with Saver(state, keep=inputs.plan.save_total_limit) as saver:
         newest = checkpoint.agree_on(checkpoint_files.newest_checkpoint(state), state, processes)
         run = assemble_run(inputs, processes=processes, saver=saver, stop=stop, directory=newest)
-        # Steps logged after the checkpoint are done again, and would appear twice.
+        # Steps logged after the checkpoint are repeated, and would appear twice.
         truncate_log(run)
         memory.probe_longest_batch(run)
         try_to_compile(run)
@@ -226,14 +226,14 @@ def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]
 
 @contextmanager
 def run_monitor(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None]:
-    """Monitor the block on the run's clock, which stood at ``seen_s``.
+    """Monitor the block on the run's clock, which was at ``seen_s``.
 
-    If the monitor fails, the run continues and the record says what is missing.
+    If the monitor fails, the run continues and the record lists what is missing.
     """
     # An earlier session's record must not pass for this one's.
     (state / MONITOR_RECORD).unlink(missing_ok=True)
-    # In a new session, since a Ctrl-C for the trainer must not end it before the last sample. It
-    # ends when the trainer is killed, and holds none of its pipes open until then.
+    # In a new session, so that a Ctrl-C for the trainer does not end it before the last sample. It
+    # ends when the trainer is killed, and keeps none of its pipes open until then.
     command = [sys.executable, str(MONITOR), "--quiet"]
     command += ["--with-parent", str(os.getpid()), "--n-gpus", str(plan.world_size)]
     command += ["--samples", str(state / SAMPLES), "--output", str(state / MONITOR_RECORD)]
@@ -255,5 +255,5 @@ def run_monitor(state: Path, plan: TrainPlan, *, seen_s: float) -> Iterator[None
             state / MONITOR_RECORD,
             state / SAMPLES,
             configured_s=plan.collection_interval_seconds,
-            reason="the monitor ended without a summary",
+            reason="the monitor exited without a summary",
         )

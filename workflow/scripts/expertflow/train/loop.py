@@ -30,11 +30,11 @@ def train(run: TrainingRun) -> None:
     run.clock.book_startup()
     run.saved_at_s = run.clock.wall_s
     run.fetched_at_s = time.perf_counter()
-    # The untrained loss, which the trained one is compared with.
+    # The untrained loss, for comparison with the trained one.
     if run.progress.step == 0:
         evaluate_held_out(run)
     elif is_evaluation_due(run):
-        # A signal ended the last session within it.
+        # A signal ended the last session during it.
         after_step(run)
     first = run.progress.step
     feed = load_batches(run.feed, first, plan=run.plan, device=run.device)
@@ -60,7 +60,7 @@ def train_step(run: TrainingRun, batches: Iterator[Batch]) -> PendingStep:
     with clock.part("data_wait"):
         n_targets, n_tokens = run.feed.count_tokens(index)
     loss, n_padding = _accumulate(run, batches, n_targets=n_targets)
-    # Set on every step, so that a checkpoint holds no state of a schedule.
+    # Set on every step, so that a checkpoint needs no schedule state.
     rate = learning_rate(index, run.plan)
     with run.timer.part("optimizer"), memory_advice(run.plan, run.device):
         grad_norm = _update(run, rate)
@@ -96,11 +96,11 @@ def _accumulate(
         batch = _next(run, batches)
         with run.timer.part("h2d"):
             batch = on_device(batch, run.device)
-        # Processes add up their gradients once a step, after its last micro-batch.
+        # Processes sum their gradients once per step, after its last micro-batch.
         skipped = no_gradient_sync(run.loss, when=i < len(weights) - 1)
         with memory_advice(run.plan, run.device), skipped:
             with run.timer.part("forward"), accelerator.autocast():
-                # A step of padding and prompts alone has no target, and its sum is 0.
+                # A step with only padding and prompts has no targets, and its sum is 0.
                 loss = run.loss(batch) * (weight / max(1, n_targets))
             with run.timer.part("backward"):
                 accelerator.backward(loss * run.processes.world_size)
@@ -122,7 +122,7 @@ def _next(run: TrainingRun, batches: Iterator[Batch]) -> Batch:
 def on_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
-    # The bounds stay behind: attention that loops over documents reads them on the host.
+    # The bounds stay on the host: attention that loops over documents reads them there.
     moved = {name: getattr(batch, name).to(device, non_blocking=True) for name in TENSORS[:3]}
     return replace(batch, **moved)
 
@@ -131,7 +131,7 @@ def _update(run: TrainingRun, rate: float) -> torch.Tensor:
     for group in run.optimizer.param_groups:
         group["lr"] = rate
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
-    # Without a limit the norm is still measured. A loss scaler's gradients are unscaled here first.
+    # Without a limit the norm is still measured. This also unscales a loss scaler's gradients.
     norm = run.processes.accelerator.clip_grad_norm_(parameters, run.plan.max_grad_norm or math.inf)
     run.optimizer.step()
     run.optimizer.zero_grad(set_to_none=True)

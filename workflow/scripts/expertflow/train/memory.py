@@ -42,9 +42,9 @@ def memory_advice(plan: TrainPlan, device: torch.device) -> Iterator[None]:
 
 def describe_shortage(plan: TrainPlan, device: torch.device) -> str:
     predicted = plan.predicted_peak_bytes
-    said = "no peak was predicted" if predicted is None else f"predicted {gib(predicted)}"
+    peak = "no peak was predicted" if predicted is None else f"predicted {gib(predicted)}"
     free = gib(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else "unknown"
-    shortage = f"out of memory at micro-batch {plan.batch_size} ({said}, {free} free)"
+    shortage = f"out of memory at micro-batch {plan.batch_size} ({peak}, {free} free)"
     return f"{shortage}; {suggest_less(plan)}"
 
 
@@ -53,7 +53,7 @@ def suggest_less(plan: TrainPlan) -> str:
         less = split_batch(plan, plan.batch_size // 2)
         return (
             f"set training.batch_size to {less.batch_size} and gradient_accumulation_steps to"
-            f" {less.gradient_accumulation_steps} (the global batch stays)"
+            f" {less.gradient_accumulation_steps} (the global batch stays the same)"
         )
     if not plan.gradient_checkpointing:
         return "set training.gradient_checkpointing to true"
@@ -61,7 +61,7 @@ def suggest_less(plan: TrainPlan) -> str:
 
 
 def split_batch(plan: TrainPlan, most_rows: int) -> TrainPlan:
-    """Return the plan with the same global batch and the largest micro-batch up to so many rows."""
+    """Return the plan with the largest micro-batch of at most so many rows; same global batch."""
     share = plan.batch_size * plan.gradient_accumulation_steps
     # Share 12, at most 5 rows -> 4 rows, 3 times: 5 does not divide the share.
     micro = next(n for n in range(most_rows, 0, -1) if share % n == 0)
@@ -82,13 +82,13 @@ def apply_oom_retries(plan: TrainPlan, state: Path) -> TrainPlan:
 
 
 def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
-    """Have the next attempt take half the micro-batch, or raise if there must be none."""
+    """Make the next attempt use half the micro-batch, or raise if no retry is allowed."""
     known = read_retries(state)
     if not plan.may_halve_micro_batch or plan.batch_size < 2:
         raise error
     # Another process of this run came first, and wrote the retry that this one needs.
     if known and known[-1].micro_batch_size < plan.batch_size:
-        raise TransientError(f"{error}; run again, as another process of this run") from error
+        raise TransientError(f"{error}; another process recorded this; run again") from error
     if len(known) >= MAX_RETRIES:
         raise error
     newest = checkpoint_files.newest_checkpoint(state)
@@ -102,13 +102,13 @@ def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
     )
     write_record(state / RETRIES_FILE, (*known, retry))
     if plan.world_size > 1:
-        # The other ranks wait for this one, so only a restart gets all together again.
-        raise TransientError(f"{error}; run again: it continues so after step {done}") from error
-    log.warning("%s; continuing so after step %d", error, done)
+        # The other ranks wait for this one, so only a restart brings them back together.
+        raise TransientError(f"{error}; run again to use these after step {done}") from error
+    log.warning("%s; continuing with these after step %d", error, done)
 
 
 def probe_longest_batch(run: TrainingRun) -> None:
-    """Run the longest micro-batch, so that a run that does not fit fails at once.
+    """Run the longest micro-batch, so that a run that does not fit fails immediately.
 
     Row lengths differ only if rows are cut to the longest of their batch.
     """
@@ -142,7 +142,7 @@ def warm_up_compile(run: TrainingRun, n_steps: int) -> None:
 def try_batches(run: TrainingRun, batches: Iterator[Batch]) -> None:
     """Run batches forward and backward, leaving gradients and random numbers unchanged."""
     devices = [run.device] if run.device.type == "cuda" else []
-    # DDP could not go on after a forward or backward pass that failed.
+    # DDP could not continue after a failed forward or backward pass.
     module = getattr(run.loss, "module", run.loss)
     with torch.random.fork_rng(devices), memory_advice(run.plan, run.device):
         for batch in batches:

@@ -1,4 +1,4 @@
-"""Run a training step without data or device and find its peak of live bytes.
+"""Run a training step without data or device and find its peak live bytes.
 
 A model is traced with two and with three layers and extrapolated: in each phase, one more layer
 adds the same bytes at every moment that can be the peak. Fake tensors have shapes and storages but
@@ -40,17 +40,17 @@ from expertflow.train.model.attention import caps_scores
 from expertflow.train.model.load import DTYPES, add_adapter
 from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 
-# Layers that are traced; a model with no more is traced as it is.
+# Layers that are traced; a smaller model is traced as it is.
 FEWEST_LAYERS = 2
-# Rows traced if the micro-batch is free. A given one replaces the middle value, and at least twice
-# it the last. The largest that the loss takes in one chunk, and one more, are traced too.
+# Rows traced if the micro-batch is free. A given one replaces the middle value, and twice it the
+# last if larger. The most rows that fit into one loss chunk, and one more, are traced too.
 ROWS = (1, 4, 16)
 # Codes of half a byte; a scale byte per 64 weights, and four more bytes per 256 such scales.
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
 class TracedRun(Record, frozen=True, kw_only=True):
-    """What decides a step's bytes; ``kernel``: the card has the variable-length one."""
+    """What decides a step's bytes; ``kernel``: the card has the variable-length kernel."""
 
     config: Any
     method: str
@@ -93,7 +93,7 @@ def build_model(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
         except ValueError as error:
             raise TrainingError(f"{family}: {single_line(error, 160)}") from error
         if len(layers := decoder_layers(net)) != n_layers:
-            raise TrainingError(f"{family}: its decoder layers are not known")
+            raise TrainingError(f"{family}: its decoder layers are unknown")
         if run.method == "qlora":
             for module in (module for layer in layers for module in layer.modules()):
                 if isinstance(module, torch.nn.Linear):
@@ -113,7 +113,7 @@ def build_model(run: TracedRun, *, n_layers: int, checkpoint: bool) -> Any:
 
 
 def materialize_weights(net: Any, *, device: str = "cpu") -> None:
-    """Allocate the weights; a tied one has one (``to_empty`` would make two)."""
+    """Allocate the weights, a tied one once (``to_empty`` would allocate it twice)."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for module in net.modules():
         for tensors in (module._parameters, module._buffers):
@@ -144,7 +144,7 @@ def as_on_card(run: TracedRun) -> Iterator[None]:
 
 
 def _one_by_one(*arguments: Any, **options: Any) -> torch.Tensor:
-    """Stand for one memory-efficient SDPA call per document, whose results are joined."""
+    """Stand in for one memory-efficient SDPA call per document, with the results joined."""
     return torch.clone(varlen.varlen_attn(*arguments, **options))  # type: ignore[arg-type]
 
 
@@ -204,7 +204,7 @@ def n_targets_of_row(length: int, supervised_fraction: float) -> int:
 
 
 def sample_batch(documents: Sequence[int], n_rows: int, supervised_fraction: float) -> Batch:
-    """Make rows of documents of these lengths; the first tokens of each row are supervised."""
+    """Make rows of documents with these lengths; the first tokens of each row are supervised."""
     length = sum(documents)
     labels = torch.full((n_rows, length), IGNORE, dtype=torch.int32)
     n_targets = n_targets_of_row(length, supervised_fraction)
@@ -226,7 +226,7 @@ def sample_batch(documents: Sequence[int], n_rows: int, supervised_fraction: flo
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts each storage once, from creation to its end, views included.
 
-    Memory that a kernel needs internally is not seen. ``peaks``: most bytes alive, by phase.
+    Memory that a kernel uses internally is not counted. ``peaks``: most live bytes, by phase.
     """
 
     def __init__(self) -> None:
@@ -278,9 +278,9 @@ def trace_memory(
     lines, length = [], sequence_length_tokens
     try:
         if not (spec.bf16 or spec.fp16):
-            raise TrainingError("a step in fp32 on a card is not traced")
+            raise TrainingError("an fp32 step on a card is not traced")
         if spec.method == "qlora" and spec.lora is not None and spec.lora.use_dora:
-            raise TrainingError("a step of DoRA on 4-bit weights is not traced")
+            raise TrainingError("a DoRA step on 4-bit weights is not traced")
         kind = "flex" if attention == "flex" else "capped" if caps_scores(read_config(base)) else ""
         if kind:
             raise TrainingError(f"{kind} attention is not traced")

@@ -1,8 +1,8 @@
 """Optimizers and learning-rate schedules by their names in a manifest.
 
-One entry in a table is all that a new one needs: the manifest's schema, the trainer's flags, the
-predicted memory and the packages looked for before a run follow from it. Since the plan reads
-these tables too, torch is imported only where an optimizer is built.
+A new one needs only a table entry: the manifest's schema, the trainer's flags, the predicted memory
+and the packages checked before a run follow from it. Since the plan reads these tables too, torch
+is imported only where an optimizer is built.
 """
 
 import importlib
@@ -24,10 +24,10 @@ Groups = list[dict[str, Any]]
 
 
 class OptimizerSpec(NamedTuple):
-    """How to build an optimizer of some parameter groups, and what a plan must know about it.
+    """How to build an optimizer for parameter groups, and what a plan must know about it.
 
-    ``state_bytes``: what it keeps per trained parameter in fp32, and half of that per one in bf16,
-    unless its states ``have_own_dtype``. ``package``: what it needs besides torch.
+    ``state_bytes``: its bytes per trained parameter in fp32, half of which it takes in bf16 unless
+    its states ``have_own_dtype``. ``package``: what it needs besides torch.
     ``is_shardable``: whether its states can be divided among processes (fsdp).
     """
 
@@ -71,7 +71,7 @@ OPTIMIZERS = {
 
 
 def state_bytes(settings: "Training") -> int:
-    """Return what the optimizer keeps per trained parameter."""
+    """Return the optimizer's bytes per trained parameter."""
     spec = OPTIMIZERS[settings.optim]
     return spec.state_bytes // (2 if settings.pure_bf16 and not spec.have_own_dtype else 1)
 
@@ -115,7 +115,7 @@ def make_optimizer(model: Any, plan: "TrainPlan") -> "torch.optim.Optimizer":
     others: list[torch.Tensor] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            # DoRA's magnitudes are scales like a norm's, although a matrix on embeddings.
+            # DoRA's magnitudes are scales like a norm's, although on embeddings they are a matrix.
             is_vector = parameter.dim() < 2 or "lora_magnitude_vector" in name
             (others if is_vector else decayed).append(parameter)
     groups = [

@@ -42,7 +42,7 @@ from expertflow.train.optimizers import state_bytes
 log = logging.getLogger(__name__)
 # Oldest releases known to work; for torch, the oldest with a supported attention kernel.
 FLOORS = {"transformers": "5.23", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
-# The driver takes seconds to free what the processes of a killed training held.
+# The driver takes seconds to free the memory of a killed training's processes.
 DYING_S, POLL_S = 30.0, 0.5
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
 
@@ -50,10 +50,10 @@ PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetens
 def run_preflight(
     plan: TrainPlan, state: Path, rows: Path | None = None, merged: tuple[Path, int] | None = None
 ) -> dict[str, object]:
-    """Check disk, device and versions, and refuse an impossible run; return the readings.
+    """Check disk, device and versions, and reject an impossible run; return the readings.
 
-    ``rows`` is the file of training rows whose read speed is measured, ``merged`` where the model
-    is exported to and its bytes.
+    ``rows`` is the file of training rows whose read speed is measured, ``merged`` the folder that
+    the model is exported to and its bytes.
     """
     state.mkdir(parents=True, exist_ok=True)
     free_disk, needed_disk = _check_disk(plan, state, merged)
@@ -62,8 +62,8 @@ def run_preflight(
     on_card = plan.gpu is not None
     machine = probe_machine(table=_rows(plan.gpu))
     if on_card and machine.gpus and machine.gpus[0].name != gpu_name:
-        log.warning("the monitor watches %s, training is on %s", machine.gpus[0].name, gpu_name)
-    speed, how = (None, "no rows' file given") if rows is None else measure_file(rows)
+        log.warning("the monitor watches %s, but training uses %s", machine.gpus[0].name, gpu_name)
+    speed, how = (None, "no file of rows given") if rows is None else measure_file(rows)
     return {
         "free_disk_bytes": free_disk,
         "needed_disk_bytes": needed_disk,
@@ -88,10 +88,10 @@ def _check_gpu(plan: TrainPlan, gpu: GpuFacts) -> str:
         raise HardwareError(_why_no_cuda(gpu))
     name = torch.cuda.get_device_name()
     if find_row(name, _rows(gpu)) is None:
-        log.warning("the plan is for %s, the card is %s", gpu.name, name)
+        log.warning("the plan is for %s, but the card is %s", gpu.name, name)
     if plan.precision == "bf16" and not _has_bf16():
         raise HardwareError(
-            f"the plan is for bf16 on {gpu.name} and {name} has none; plan for this card with"
+            f"the plan is for bf16 on {gpu.name}, but {name} lacks it; plan for this card with"
             " --config hardware=auto"
         )
     return name
@@ -103,8 +103,8 @@ def _why_no_cuda(gpu: GpuFacts) -> str:
             return NO_CUDA.format(gpu.name)
     cuda = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     return (
-        f"a card is here (driver {found.driver}), and torch {torch.__version__}, built {cuda},"
-        " cannot use it; install a torch for a CUDA of this driver, or a newer driver"
+        f"found a card (driver {found.driver}), but torch {torch.__version__}, built {cuda},"
+        " cannot use it; install a torch for this driver's CUDA, or a newer driver"
     )
 
 
@@ -118,7 +118,7 @@ def _check_disk(plan: TrainPlan, state: Path, merged: tuple[Path, int] | None) -
     # A resumed run has some of its checkpoints already.
     there = sum(f.stat().st_size for f in state.glob("checkpoints/*/*"))
     weights = plan.n_params_trainable * DTYPES[plan.trained_dtype].itemsize
-    # A checkpoint has trained weights and the states of their optimizer, but no gradients.
+    # A checkpoint has trained weights and optimizer states, but no gradients.
     one = weights + plan.n_params_trainable * state_bytes(plan)
     # The newest ones, the best and the one being written; then the model, which counts as one more,
     # and the weights of the other candidates.
@@ -128,7 +128,7 @@ def _check_disk(plan: TrainPlan, state: Path, merged: tuple[Path, int] | None) -
     if merged is not None:
         needs.append((*merged, "the merged model"))
         if state.stat().st_dev != merged[0].stat().st_dev:
-            # Elsewhere they are links.
+            # On the same disk they are links.
             needs.append((merged[0], weights * (limit + 1), "the published weights"))
     check_space(needs, fix="free some, or lower training.save_total_limit")
     return free, needed
@@ -136,7 +136,7 @@ def _check_disk(plan: TrainPlan, state: Path, merged: tuple[Path, int] | None) -
 
 def _check_gpu_memory(plan: TrainPlan, gpu: GpuFacts) -> int:
     needed, end_s = plan.predicted_peak_bytes or 0, time.monotonic() + DYING_S
-    # No wait helps where the card is smaller than the predicted peak.
+    # Waiting does not help if the card is smaller than the predicted peak.
     may_fit = needed <= (gpu.memory_total_bytes or needed)
     free, where = _free_gpu_memory(plan)
     while may_fit and needed > free and time.monotonic() < end_s:
@@ -144,11 +144,11 @@ def _check_gpu_memory(plan: TrainPlan, gpu: GpuFacts) -> int:
         free, where = _free_gpu_memory(plan)
     if needed > free:
         if plan.may_halve_micro_batch:
-            # It is a prediction, and a run out of memory continues with smaller micro-batches.
+            # It is only a prediction, and an out-of-memory run retries with a smaller micro-batch.
             log.warning("the plan needs %s of GPU memory; %s", gb(needed), where)
             return free
         raise HardwareError(
-            f"the plan needs {gb(needed)} of GPU memory; {where}; end what holds it, or"
+            f"the plan needs {gb(needed)} of GPU memory; {where}; stop what uses it, or"
             f" {suggest_less(plan)}"
         )
     return free
@@ -166,7 +166,7 @@ def _free_gpu_memory(plan: TrainPlan) -> tuple[int, str]:
 def _measured_peak(plan: TrainPlan) -> float | None:
     if peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32) is not None:
         return None
-    # Training sets these switches later; the product must run under the same.
+    # Training sets these switches later; the product must run under the same ones.
     if plan.deterministic:
         fix_workspaces()
     before = torch.backends.cuda.matmul.allow_tf32

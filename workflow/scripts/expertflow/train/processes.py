@@ -30,11 +30,11 @@ from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 RANK = "RANK"
 # How long a process may wait for another that loads a model or writes its checkpoint.
 PATIENCE = timedelta(minutes=30)
-# Time for a running step and checkpoint to finish when all are told to stop.
+# Time for a running step and checkpoint to finish when all processes are stopped.
 SHUTDOWN_S = 300
 # In many short naps, so that a machine suspended for a while loses only one of them.
 LET_GO_S, N_NAPS = 0.3, 15
-# A prefix, as torch and its launcher keep their own keys in the same store.
+# A prefix, since torch and its launcher keep their own keys in the same store.
 GO_ON = "expertflow/go_on"
 POLL_S = 0.5
 TORCHRUN = ("-m", "torch.distributed.run")
@@ -55,7 +55,8 @@ class Processes:
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
         """Wrap the optimizer for the loss scaler, if there is one.
 
-        Without one the wrapper does nothing, yet takes a third of the loop's cost beside the model.
+        Without one the wrapper does nothing, yet takes a third of the loop's time outside the
+        model.
         """
         accelerator = self.accelerator
         return accelerator.prepare_optimizer(optimizer) if accelerator.scaler else optimizer
@@ -80,7 +81,7 @@ class Processes:
         return values
 
     def end_trackers(self) -> None:
-        """End the trackers; may wait for a network, so the clock includes it."""
+        """End the trackers; may wait for the network, so the clock includes it."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
         self.accelerator.trackers = []
@@ -104,7 +105,7 @@ class RankZeroDecision:
 
     def __init__(self) -> None:
         several = RANK in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-        # Kept alive, as this process may serve it to the others.
+        # Kept alive, because this process may serve it to the others.
         self._store = next(rendezvous("env://", timeout=PATIENCE))[0] if several else None
 
     def announce(self, *, go_on: bool) -> None:
@@ -112,20 +113,20 @@ class RankZeroDecision:
             self._store.set(GO_ON, str(int(go_on)))
 
     def wait(self) -> bool:
-        assert self._store is not None, "there is no first process to wait for"
+        assert self._store is not None, "there is no rank 0 to wait for"
         try:
             while not self._store.check([GO_ON]):
                 time.sleep(POLL_S)
             return bool(int(self._store.get(GO_ON)))
         except dist.DistError as error:
             raise TransientError(
-                f"process {os.environ[RANK]}: the first process ended before training began; see"
-                " what it said, and run again"
+                f"process {os.environ[RANK]}: the first process exited before training began;"
+                " check its log, and run again"
             ) from error
 
 
 def start_processes(plan: TrainPlan, *, tracker_directory: str | None = None) -> Processes:
-    """Join the run's processes; the one with a directory for trackers starts them."""
+    """Join the run's processes; the one with a tracker directory starts the trackers."""
     tracked = plan.report_to != "none" and tracker_directory is not None
     accelerator = Accelerator(
         cpu=plan.gpu is None,
@@ -136,7 +137,7 @@ def start_processes(plan: TrainPlan, *, tracker_directory: str | None = None) ->
     )
     if accelerator.num_processes != plan.world_size:
         raise TrainingError(
-            f"the plan is for {plan.world_size} processes and {accelerator.num_processes} started;"
+            f"the plan is for {plan.world_size} processes, but {accelerator.num_processes} started;"
             f" use torchrun --nproc-per-node {plan.world_size}, or set training.world_size"
         )
     if tracked:
@@ -144,10 +145,10 @@ def start_processes(plan: TrainPlan, *, tracker_directory: str | None = None) ->
         plain = {k: v for k, v in settings.items() if isinstance(v, bool | int | float | str)}
         try:
             accelerator.init_trackers(f"expertflow-{plan.expert}", config=plain)
-        except Exception as error:  # each tracker has error classes of its own
+        except Exception as error:  # each tracker has its own error classes
             raise TrainingError(
                 f"training.report_to {plan.report_to}: {single_line(error, 200)}; for wandb run"
-                " `wandb login` or set WANDB_MODE=offline in the environment; or use none"
+                " `wandb login` or set WANDB_MODE=offline in the environment; or set it to none"
             ) from error
     return Processes(accelerator)
 
@@ -167,7 +168,7 @@ def wrap_model(loss: PackedLoss, plan: TrainPlan) -> torch.nn.Module:
     # DoRA starts at magnitudes that equal its norms, and in bf16 would start elsewhere.
     if plan.precision == "bf16" and not (plan.lora and plan.lora.use_dora):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    # The whole comes last: it takes only what no layer has, i.e. embeddings, norm and head.
+    # The entire model comes last: it takes only what no layer has, i.e. embeddings, norm and head.
     for module in (*decoder_layers(causal_lm(loss.model)), loss):
         fully_shard(module, mp_policy=policy)
     return loss
@@ -183,19 +184,19 @@ def no_gradient_sync(loss: Any, *, when: bool) -> AbstractContextManager[None]:
 def launch_processes(world_size: int) -> None:
     if world_size == 1 or RANK in os.environ:
         return
-    # In the environment, as not every supported torch has the flag.
+    # In the environment, since not every supported torch has the flag.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         # By default the launcher handles it even under nohup.
         os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
     os.environ.update(environment_of_attempt())
     command = launch_command(world_size, sys.argv)
-    # In place of this process, which thereby keeps its id for whoever signals or waits for it.
+    # Replaces this process, whose id stays valid for whoever signals or waits for it.
     os.execvp(command[0], command)
 
 
 def launch_command(world_size: int, command: list[str]) -> list[str]:
-    """Return the command that starts ``command``, a script with arguments, so many times.
+    """Return the command that starts ``world_size`` copies of a script with arguments.
 
     Uses torchrun, under srun in a Slurm allocation of several machines. Raises TrainingError if the
     processes cannot be divided evenly or Slurm does not answer.
@@ -238,7 +239,7 @@ def _allocated_nodes() -> int:
         return int(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise TransientError(
-            f"{shlex.join(asked)}: how many nodes job {job} has is not known: {error}; run again"
+            f"{shlex.join(asked)}: cannot count the nodes of job {job} ({error}); run again"
         ) from error
 
 
@@ -249,6 +250,6 @@ def free_port() -> int:
             probe.bind(("", port))
             return port
     raise TrainingError(
-        f"ports {PORTS.start} to {PORTS.stop - 1}: none can be taken on {socket.gethostname()};"
-        " end what holds them there, or train on one node"
+        f"ports {PORTS.start} to {PORTS.stop - 1}: none is free on {socket.gethostname()};"
+        " stop what uses them there, or train on one node"
     )

@@ -30,24 +30,24 @@ NOT_ASKED = "training.profile_steps is 0"
 # Stored in a state while steps are profiled, so that a process killed by profiling is not killed
 # again on every resume.
 BEGUN = (
-    "it was begun, and did not end: the process was killed while steps were watched or read, maybe"
-    " for want of memory"
+    "it started and never finished: the process was killed while steps were profiled or read,"
+    " perhaps for lack of memory"
 )
 AFTERWARDS = (
-    "it was asked for after this training was finished, which is not done again for it; to train"
+    "it was requested after this training had finished, which is not repeated for it; to train"
     " again with it, rm -r its folder in state/ and run with --forcerun train_expert"
 )
 # Steps of a session after which everything is compiled and memory is allocated.
 N_WARM = 10
 # A large model's micro-batch has some ten thousand events, kilobytes each until they are read.
 MAX_MICRO_BATCHES = 16
-NO_NEIGHBORS = "no other step than the first one of the session came before"
+NO_NEIGHBORS = "only the first step of the session came before"
 NOT_A_DEVICE = "counted on CUDA devices only; this run was on the CPU"
 # Prefixes of annotations on the device's time line above the kernels.
 ANNOTATIONS = ("## ", "Optimizer.", "ProfilerStep")
 # Names recorded, and characters per name; compiled code may have a kernel per shape.
 N_KERNELS, N_CHARS = 1_000, 1_000
-# About the most that a browser's viewer loads; training also waits while it is written.
+# About the most that a browser's viewer can load; training also waits while it is written.
 MAX_TRACE_BYTES = 1 << 30
 HOST = b'"host_name"'
 
@@ -62,7 +62,7 @@ class KernelLaunch(NamedTuple):
 
 
 def busy_us(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the time in which any of some spans runs.
+    """Return the time during which any span runs.
 
     >>> busy_us([(0, 2), (1, 3), (5, 6)])
     4.0
@@ -123,12 +123,12 @@ def write_trace(profiler: profile, path: Path) -> tuple[int | None, str | None]:
         n_bytes = plain.stat().st_size
         if n_bytes > MAX_TRACE_BYTES:
             return None, (
-                f"its {n_bytes / 2**20:,.0f} MiB are more than {MAX_TRACE_BYTES / 2**20:,.0f} MiB;"
+                f"its {n_bytes / 2**20:,.0f} MiB exceed {MAX_TRACE_BYTES / 2**20:,.0f} MiB;"
                 " lower training.profile_steps"
             )
         with replacing(path) as partial, partial.open("wb") as raw, plain.open("rb") as source:
             with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
-                # Host name and paths do not concern a reader of kernels.
+                # Readers of kernels need neither host name nor paths.
                 lines = (line for line in source if not line.lstrip().startswith(HOST))
                 packed.writelines(line.replace(str(plain).encode(), b"trace") for line in lines)
         return path.stat().st_size, None
@@ -144,7 +144,7 @@ class Window(NamedTuple):
 
 
 def choose_window(plan: TrainPlan, first: int) -> Window | None:
-    """Choose the steps to profile from step ``first`` on; null: the session is too short.
+    """Choose the steps to profile from step ``first`` on; null if the session is too short.
 
     In order of preference: the first ones after ``N_WARM`` steps, or earlier in a short session,
     with no step timed on the device and no save or evaluation between them; the first without timed
@@ -200,7 +200,7 @@ class StepProfiler:
             else:
                 self._drop(self._profiler, error)
         if error is None and (self._reason is not None or self._is_wanted()):
-            too_short = f"this session did the steps {self._first + 1} to {last}, none to spare"
+            too_short = f"this session ran only steps {self._first + 1} to {last}, too few"
             if window is not None:
                 too_short = f"the run ended after step {last}, before step {window.steps.start + 1}"
             with suppress(OSError):
@@ -239,7 +239,7 @@ class StepProfiler:
             missing = set(activities) - supported_activities()  # type: ignore[no-untyped-call]
             if missing:
                 names = ", ".join(sorted(activity.name for activity in missing))
-                raise RuntimeError(f"this build of torch cannot watch {names}")
+                raise RuntimeError(f"this build of torch cannot profile {names}")
             self._write_reason(BEGUN)
             profiler = profile(activities=activities)
             profiler.start()
@@ -253,13 +253,13 @@ class StepProfiler:
             cuda = self._run.device.type == "cuda"
             spans = device_spans(profiler) if cuda else operator_spans(profiler)
             if not spans:
-                raise RuntimeError("it saw no kernel; CUPTI may be missing, or not allowed")
+                raise RuntimeError("it recorded no kernels; CUPTI may be missing or forbidden")
             trace = write_trace(profiler, self._folder / TRACE)
             pause_s = self._pause_s + time.perf_counter() - start_s
             record = self._record(window, spans, taken_s, trace, pause_s)
             write_record(self._folder / KERNELS, record)
             log.info(
-                "profiled steps %d to %d at %.3f s a step; training waited %.1f s for it",
+                "profiled steps %d to %d at %.3f s per step; training waited %.1f s for it",
                 window.steps.start + 1, self._run.progress.step, taken_s / record.n_steps, pause_s,
             )  # fmt: skip
 
@@ -278,12 +278,12 @@ class StepProfiler:
         if n_allowed < run.plan.profile_steps:
             n_micro = run.plan.gradient_accumulation_steps
             notes.append(
-                f"at most {n_allowed} of the {run.plan.profile_steps} steps asked for were to be"
-                f" watched: of {n_micro} micro-batches each, and a profile of more than"
+                f"at most {n_allowed} of the {run.plan.profile_steps} requested steps could be"
+                f" profiled: each has {n_micro} micro-batches, and a profile of more than"
                 f" {MAX_MICRO_BATCHES} in all may not fit into memory"
             )
         if rest:
-            notes.append(f"the {len(rest):,} shortest of {len(table):,} names are summed as one")
+            notes.append(f"the {len(rest):,} shortest of {len(table):,} names are added up as one")
         span_us = max(s.end_us for s in spans) - min(s.start_us for s in spans)
         busy = busy_us((s.start_us, s.end_us) for s in spans)
         unavailable = {"device_busy_fraction": NOT_A_DEVICE} if on_cpu else {}
@@ -316,17 +316,17 @@ class StepProfiler:
         )
 
     def _drop(self, profiler: profile, broken_by: BaseException | None) -> None:
-        """Stop the profiler and discard its data: the run stopped amid the steps.
+        """Stop the profiler and discard its data: the run stopped during the profiled steps.
 
-        The next session profiles anew, unless memory ran out, which profiling may have caused.
+        The next session profiles again, unless memory ran out, which profiling may have caused.
         """
         self._profiler = None
         with suppress(RuntimeError, MemoryError):
             profiler.stop()
         if isinstance(broken_by, MemoryError):
-            self._fail("host memory ran out while steps were watched")
+            self._fail("host memory ran out while steps were profiled")
             return
-        log.info("the profile is left out: the run was broken off amid its steps")
+        log.info("no profile: the run stopped during the profiled steps")
         with suppress(OSError):
             remove(self._folder / KERNELS)
 
@@ -338,7 +338,7 @@ class StepProfiler:
             self._fail(f"{what}: {one_line(error)}")
 
     def _fail(self, reason: str) -> None:
-        """Record the failure at once, so that a resumed session does not repeat it."""
+        """Record the failure immediately, so that a resumed session does not repeat it."""
         log.warning("no profile: %s", reason)
         self._reason = reason
         with suppress(OSError):
@@ -380,18 +380,18 @@ def publish_profile(state: Path, target: Path, run: RunSummary, *, n_wanted: int
 def _read_profile(folder: Path, run: RunSummary, n_wanted: int) -> KernelProfile:
     nothing = KernelProfile(n_wanted_steps=n_wanted, device=run.device)
     if not (folder / KERNELS).is_file():
-        lost = "the state has lost it"
+        lost = "it is missing from the state"
         reason = lost if run.profile_steps else AFTERWARDS if n_wanted else NOT_ASKED
         return replace(nothing, reason=reason)
     try:
         record = read_record(KernelProfile, folder / KERNELS)
     except ExpertflowError as error:
         log.warning("the profile is left out: %s", error)
-        return replace(nothing, reason=f"what the state has of it cannot be read ({error})")
+        return replace(nothing, reason=f"the state's copy cannot be read ({error})")
     trace = folder / TRACE
     if record.trace is None or (trace.is_file() and trace.stat().st_size == record.n_trace_bytes):
         return record
-    gone = "the state does not have it whole any more"
-    log.warning("%s is left out: %s", trace, gone)
-    missing = record.unavailable | dict.fromkeys(("trace", "n_trace_bytes"), gone)
+    reason = "the state's copy is no longer complete"
+    log.warning("%s is left out: %s", trace, reason)
+    missing = record.unavailable | dict.fromkeys(("trace", "n_trace_bytes"), reason)
     return replace(record, trace=None, n_trace_bytes=None, unavailable=missing)

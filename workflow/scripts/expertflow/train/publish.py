@@ -46,9 +46,9 @@ from expertflow.train.timing import PARTS, is_sampled
 
 log = logging.getLogger(__name__)
 
-# Files of the run that are stored beside the model in results/.
+# Files of the run that are stored next to the model in results/.
 LOGS = ("steps.jsonl", "gpu.jsonl", "monitor.json", "preflight.json")
-BEHIND = "the device runs behind the host; see sampled_steps for the steps that were timed"
+BEHIND = "the device runs behind the host; see sampled_steps for the timed steps"
 
 
 class FinishedRun(Record, frozen=True, kw_only=True):
@@ -87,20 +87,20 @@ def choose_weights(run: TrainingRun) -> int:
         checkpoint_files.best_checkpoint(run.state), run.state, run.processes
     )
     if directory is None:
-        log.warning("no checkpoint of the best weights is whole; the last ones count")
+        log.warning("no checkpoint of the best weights is complete; publishing the last weights")
         return step
     found = checkpoint_files.step_of(directory)
     if found != best.step:
         log.warning("the checkpoint after step %d, the best one, is damaged", best.step)
     checkpoints.restore_weights(directory, model=run.net)
-    log.info("the weights after step %d are the best that were saved; they count", found)
+    log.info("publishing the weights after step %d, the best that were saved", found)
     return found
 
 
 def write_candidates(run: TrainingRun, target: Path, *, published: int) -> tuple[KeptWeights, ...]:
     """Write the model's weights, those of step ``published``, and all other candidates.
 
-    The folder appears atomically. The model holds other weights afterwards. A collective.
+    The folder appears atomically. The model has other weights afterwards. A collective.
     """
     losses = {point.step: point.loss for point in run.progress.eval_points}
     found: list[KeptWeights] = []
@@ -132,7 +132,7 @@ def _others(run: TrainingRun, published: int) -> list[Path]:
             continue
         # An earlier session may have written it, before a power cut.
         if found := checkpoint_files.find_damage(directory, contents=[WEIGHTS]):
-            log.warning("%s is no candidate: %s", directory, found)
+            log.warning("%s is not a candidate: %s", directory, found)
         else:
             own.append(directory)
     [n], *_ = run.processes.of_all(len(own))
@@ -219,11 +219,11 @@ def _unavailable(run: TrainingRun) -> dict[str, str]:
         missing = {f"time.{name}": BEHIND for name in parts}
         missing["time.h2d_s"] = "copies overlap with compute; see sampled_steps"
     if not run.progress.sampled:
-        watched = run.plan.profile_steps and any(map(is_sampled, range(run.progress.step)))
+        is_profiled = run.plan.profile_steps and any(map(is_sampled, range(run.progress.step)))
         missing["sampled_steps"] = (
-            "every step that would be timed was one that the profiler watched"
-            if watched
-            else "the run had too few steps for one to be timed"
+            "every step that would have been timed was profiled"
+            if is_profiled
+            else "the run had too few steps to time one"
         )
     return missing
 
@@ -282,7 +282,7 @@ def write_outcome(state: Path, summary: RunSummary) -> None:
 
 
 def read_outcome(state: Path) -> RunSummary | None:
-    """Read a finished run's summary; null if missing or no longer complete."""
+    """Read a finished run's summary; return null if it is missing or no longer complete."""
     path = state / OUTCOME
     if not path.is_file():
         return None
@@ -291,15 +291,15 @@ def read_outcome(state: Path) -> RunSummary | None:
         sizes, digests = outcome.files["n_bytes"], outcome.files["xxh3"]
         found = find_difference(state, outcome.files, contents=digests)
         for name in LOGS:
-            # What a damaged log still holds cannot be told from what it never held.
+            # There is no telling what a damaged log has lost.
             own: Contents = {"n_bytes": {name: sizes[name]}, "xxh3": digests}
             damage = find_difference(state, own, contents=[name])
             if damage is not None and (state / name).is_file():
-                log.warning("%s is removed: %s", state / name, damage)
+                log.warning("removing %s: %s", state / name, damage)
                 remove(state / name)
     except (DataError, KeyError) as error:
         found = f"{OUTCOME} cannot be read ({error})"
     if found is None:
         return outcome.summary
-    log.warning("%s: %s; the run is ended once more from its last checkpoint", state, found)
+    log.warning("%s: %s; finishing the run again from its last checkpoint", state, found)
     return None

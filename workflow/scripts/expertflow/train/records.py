@@ -20,7 +20,7 @@ NOT_ON_CPU = "measured on CUDA devices only; this run was on the CPU"
 class ModelSpec(Record, frozen=True, kw_only=True):
     """Settings of ``prepare_model``: a hub id, a directory, or ``builtin:tiny-qwen3``.
 
-    ``content`` holds hashes of local files, so that their edits count as changes.
+    ``content`` has hashes of local files, so that edits to them count as changes.
     """
 
     model: str
@@ -51,7 +51,7 @@ class ModelRecord(Record, frozen=True, kw_only=True):
 
     @property
     def files_outside(self) -> dict[Path, str]:
-        """Hashes of a model's files that are read where they lie; checked wherever it is used."""
+        """Hashes of a model's files that are read in place; checked wherever it is used."""
         content, hashes = read_content("weights", Path(self.path), key=""), HashCache()
         found = {
             content.source / name: hashes.sha256(content.source / name) for name in content.sizes
@@ -104,9 +104,9 @@ class MemoryRetry(Record, frozen=True, kw_only=True):
 
 
 class Fallback(Record, frozen=True, kw_only=True):
-    """A part of the training route that gave way to a plainer one before step ``after_step`` + 1.
+    """A part of the training route that fell back to a plainer one before step ``after_step`` + 1.
 
-    ``planned`` and ``used`` are names of that part's choices, e.g. of a kind of attention.
+    ``planned`` and ``used`` are names of that part's choices, e.g. attention implementations.
     """
 
     part: RoutePart
@@ -166,7 +166,7 @@ class TimeSpent(Record, frozen=True, kw_only=True):
 
 
 class KeptWeights(Record, frozen=True, kw_only=True):
-    """Weights that training kept. ``path`` is relative to the checkpoint's folder, ``.`` itself."""
+    """Weights that training kept. ``path`` is relative to the checkpoint folder (``.``)."""
 
     step: int
     held_out_loss: float | None
@@ -186,8 +186,8 @@ class KernelProfile(Record, frozen=True, kw_only=True):
     It counts kernels on a CUDA device, operators by their own time on a CPU. ``wall_s`` is the
     profiled steps' time, ``neighbor_step_s`` the mean of steps just before, ``pause_s`` how long
     training waited for the profile to be written. ``kernels`` are the longest of ``n_kernels``,
-    ``rest`` all others in one. ``reason`` says why no step was profiled, ``unavailable`` by field
-    why another value is null, and ``notes`` what was cut short.
+    ``rest`` combines all others. ``reason`` explains why no step was profiled, ``unavailable`` maps
+    other null fields to reasons, and ``notes`` lists what was cut short.
     """
 
     n_wanted_steps: int
@@ -211,7 +211,7 @@ class KernelProfile(Record, frozen=True, kw_only=True):
 
 
 class RunSummary(Record, frozen=True, kw_only=True):
-    """A run's own summary. Sessions are processes: more than one means resumed.
+    """A run's summary. Sessions are processes: more than one means resumed.
 
     ``published_step`` is the published weights' step among the ``candidates``, which are sorted by
     step. ``checkpoint_write_s`` is background writing time in the last session.
@@ -278,10 +278,10 @@ class TrainingRecord(RunSummary, frozen=True, kw_only=True):
 
 
 class TrialResult(Record, frozen=True, kw_only=True):
-    """A trial's measurements; unless measured, only ``outcome`` and ``problem`` have meaning.
+    """A trial's measurements; unless measured, only ``outcome`` and ``problem`` are meaningful.
 
     ``timed_s`` is the total of the timed steps, with the device idle at both ends, ``steps_s`` each
-    step's seconds, on the device if it is a GPU. ``startup_s`` is all before the first step;
+    step's seconds, on the device if it is a GPU. ``startup_s`` is the time before the first step;
     ``losses`` are per target, of all steps.
     """
 

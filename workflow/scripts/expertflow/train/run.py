@@ -45,7 +45,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """End the run after the current step at SIGTERM, SIGINT or SIGHUP, but for nohup's SIGHUP."""
+    """End the run after the current step on SIGTERM, SIGINT or SIGHUP, except under nohup."""
     with record_signals(ignorable=[signal.SIGHUP]) as came:
         yield lambda: bool(came)
 
@@ -73,7 +73,7 @@ class TrainProgress(Struct, kw_only=True):
 
     ``epochs`` sums steps, losses, tokens and seconds by epoch; ``sampled`` sums device seconds of
     the timed steps' parts, and counts these steps under ``steps``. ``peaks`` are the most bytes of
-    memory that any session took, ``gpu_names`` the cards of all sessions.
+    memory that any session used, ``gpu_names`` the cards of all sessions.
     """
 
     step: int = 0
@@ -96,7 +96,7 @@ class TrainProgress(Struct, kw_only=True):
 
     @property
     def best(self) -> EvalPoint | None:
-        """The evaluation with the lowest loss, the untrained model's left out."""
+        """The evaluation with the lowest loss, except the untrained model's."""
         trained = [point for point in self.eval_points if point.step > 0]
         return min(trained, key=lambda point: point.loss, default=None)
 
@@ -176,7 +176,7 @@ def assemble_run(
         wrapped = wrap_model(loss, plan)
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"{model.name} alone does not fit into the memory of this {plan.hardware}; use"
+            f"{model.name} alone does not fit in the memory of this {plan.hardware}; use"
             f" {suggest_others(plan)}"
         ) from error
     run = TrainingRun(
@@ -198,7 +198,7 @@ def assemble_run(
         progress=progress,
         activated=(*words, *more),
     )
-    # Dropout differs between processes; newly made weights do not.
+    # Dropout differs between processes; new adapter weights do not.
     torch.manual_seed(plan.seed + processes.rank)
     if directory is not None:
         _resume(run, directory, inputs)
@@ -213,16 +213,16 @@ def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRo
     plan, rows, documents = inputs.plan, inputs.rows, inputs.documents
     if documents is None:
         feed = make_feed(plan, read_rows(rows / "train"), rank=processes.rank)
-        said = f"pre-tokenized data from {rows}, {plan.n_sequences} rows"
-        return feed, read_rows(rows / "held_out"), said
+        source = f"pre-tokenized data from {rows}, {plan.n_sequences} rows"
+        return feed, read_rows(rows / "held_out"), source
     if plan.world_size > 1:
         raise TrainingError(
-            f"{rows}: holds no packed rows, and {plan.world_size} processes cannot tokenize on the"
+            f"{rows}: has no packed rows, and {plan.world_size} processes cannot tokenize on the"
             " fly; run pack_sequences again"
         )
-    said = f"data tokenized on the fly, {rows} holds no packed rows"
-    log.warning("%s", said)
-    return (*read_on_the_fly(plan, inputs.model, documents), said)
+    source = f"data tokenized on the fly, {rows} has no packed rows"
+    log.warning("%s", source)
+    return (*read_on_the_fly(plan, inputs.model, documents), source)
 
 
 def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[TrainProgress, Clock]:
@@ -235,7 +235,7 @@ def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[TrainProgres
         progress.resumed_at_steps = (0,) if inputs.seen_s else ()
     else:
         saved = checkpoint_files.read_progress(directory)
-        # The file also holds what only the checkpoint itself needs, such as the seed.
+        # The file also contains what only the checkpoint itself needs, such as the seed.
         known = {key: saved[key] for key in TrainProgress.__struct_fields__}
         progress, earlier = from_json(TrainProgress, known), saved["clock"] | earlier
     return progress, Clock(earlier, since_process_start=since_start)
@@ -253,16 +253,15 @@ def _resume(run: TrainingRun, directory: Path, inputs: TrainInputs) -> None:
     )
     if saved["run"] != run.state.name:
         raise TrainingError(
-            f"{directory}: is of run {saved['run']}, with other settings, rows, model or code;"
+            f"{directory}: belongs to run {saved['run']}, with other settings, rows, model or code;"
             f" remove {run.state}"
         )
-    # Equal settings order rows alike, unless numpy changes its permutations.
+    # Equal settings give the same order of rows, unless numpy changes its permutations.
     if saved["order_sha256"] != run.feed.order.sha256_of_step(progress.step):
         raise TrainingError(
-            f"{directory}: was saved before other rows than those that come next; remove"
-            f" {run.state}"
+            f"{directory}: was saved with another order of rows; remove {run.state}"
         )
-    # A checkpoint that this process wrote before memory ran out knows of its session already.
+    # A checkpoint that this process wrote before memory ran out already counts its session.
     if inputs.since_start or saved["clock"]["wall"] <= inputs.seen_s:
         progress.resumed_at_steps += (progress.step,)
     log.info("resumed after step %d from %s", progress.step, directory)

@@ -22,7 +22,7 @@ from expertflow.train.processes import Processes
 from expertflow.train.records import Fallback
 
 log = logging.getLogger(__name__)
-# Elsewhere no kernel is used that other software has not tried.
+# Elsewhere all kernels in use are already tried by other software.
 CHECKED_DEVICES = ("cuda",)
 
 
@@ -35,10 +35,10 @@ def prepare_loss(
     step: int,
     earlier: tuple[Fallback, ...] = (),
 ) -> tuple[PackedLoss, Route, tuple[Fallback, ...], list[str]]:
-    """Return the loss on a route that was checked, what it gave up, and words about it.
+    """Return the loss on a checked route, the route, its fallbacks, and descriptions.
 
-    A resumed run begins with what gave way ``earlier``. Raises TrainingError if no route would
-    train this model.
+    A resumed run starts from its ``earlier`` fallbacks. Raises TrainingError if no route can train
+    this model.
     """
     device, dtype, smoothing = processes.device, DTYPES[plan.precision], plan.label_smoothing_factor
     loss = PackedLoss(net, label_smoothing=smoothing)
@@ -52,7 +52,7 @@ def prepare_loss(
     route = Route(loss, attention=plan.attention, compiled=plan.torch_compile)
     for fallback in earlier:
         route.start_from(fallback.part, fallback.used)
-    # Refuses attention that cannot run here, before anything runs.
+    # Rejects attention that cannot run here, before anything runs.
     caps = caps_scores(causal_lm(net).config)
     describe_route(route.used["attention"], device=device, dtype=dtype, caps=caps)
     is_checked = device.type in CHECKED_DEVICES
@@ -60,7 +60,7 @@ def prepare_loss(
     try:
         checked = _check_model(loss, processes)
     except MixedDocuments:
-        # On a card, the check of the route may still find attention that keeps them apart.
+        # On a card, the route check may still find attention that separates them.
         if not is_checked:
             raise
     found: tuple[Fallback, ...] = ()
@@ -95,7 +95,7 @@ def _check_route(
     step: int,
 ) -> tuple[tuple[Fallback, ...], str]:
     if plan.method == "full" and plan.parallel == "fsdp":
-        return (), "route not checked: a card need not have room for the gradients of all weights"
+        return (), "route not checked: the gradients of all weights may not fit on one card"
     planned = dict(route.used)
     try:
         found, words = check_route(
@@ -118,12 +118,12 @@ def _check_route(
     if found:
         used = ", ".join(f"{f.part} {f.used}" for f in found)
         return found, f"route checked: {used}: {words}"
-    return (), f"route checked: a row's loss and gradients as on the plain one: {words}"
+    return (), f"route checked: a row's loss and gradients match the plain route's: {words}"
 
 
 def warn_of(fallback: Fallback) -> None:
     log.warning(
-        "%s %s gives way to %s: %s",
+        "%s %s falls back to %s: %s",
         fallback.part, fallback.planned, fallback.used, fallback.reason,
     )  # fmt: skip
 

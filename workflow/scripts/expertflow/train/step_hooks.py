@@ -27,7 +27,7 @@ from expertflow.train.timing import PARTS
 
 log = logging.getLogger(__name__)
 STEPS_FILE = "steps.jsonl"
-# A loss this many times that of guessing, or that of the first step, is an explosion.
+# A loss this many times that of guessing, or that of the first step, has exploded.
 EXPLODED = 2.0
 SHOWN_ROWS = 16
 
@@ -47,7 +47,7 @@ def after_step(run: TrainingRun) -> None:
     if wanted or run.is_over or progress.step % plan.save_steps == 0:
         save_checkpoint(run)
     if told and (is_evaluation_due(run) or not run.is_over):
-        # An evaluation that the signal ended is still due: the next session begins with it.
+        # An evaluation that the signal interrupted is still due: the next session begins with it.
         run.saver.wait()
         raise Interrupted(f"stopped after step {progress.step}")
 
@@ -61,15 +61,15 @@ def is_evaluation_due(run: TrainingRun) -> bool:
 def evaluate_held_out(run: TrainingRun) -> bool:
     """Measure the held-out loss; return whether it is the lowest so far.
 
-    Raises Interrupted in all processes once any of them was told to stop.
+    Raises Interrupted in all processes once any of them receives a signal.
     """
     flush_steps(run)
     plan, progress, processes = run.plan, run.progress, run.processes
 
-    def stop_if_told() -> None:
-        # A machine that is taken back leaves time to save, and perhaps not for all rows.
+    def stop_if_signaled() -> None:
+        # A preempted machine leaves time to save, but perhaps not for all rows.
         if processes.any_of(run.stop())[0]:
-            raise Interrupted(f"stopped in the held-out loss after step {progress.step}")
+            raise Interrupted(f"stopped during the held-out loss after step {progress.step}")
 
     start, best = time.perf_counter(), progress.best
     scope = memory_advice(plan, run.device)
@@ -84,7 +84,7 @@ def evaluate_held_out(run: TrainingRun) -> bool:
                 world_size=processes.world_size,
                 rank=processes.rank,
                 add_up=processes.add_up,
-                before_batch=stop_if_told,
+                before_batch=stop_if_signaled,
             )
     finally:
         run.loss.train()
@@ -108,7 +108,7 @@ def evaluate_held_out(run: TrainingRun) -> bool:
     if out_of_patience(progress.eval_points, plan.patience, plan.min_delta) and not run.is_over:
         progress.stopped_early_at_step = progress.step
         log.info(
-            "stopped early: %d evaluations in a row were not lower by %g", plan.patience,
+            "stopped early: %d evaluations in a row did not improve by %g", plan.patience,
             plan.min_delta,
         )  # fmt: skip
     return best is None or loss < best.loss
@@ -134,14 +134,14 @@ def save_checkpoint(run: TrainingRun) -> None:
     flush_steps(run)
     start, elapsed_s = time.perf_counter(), run.clock.wall_s
     with run.clock.part("checkpoint"):
-        # One snapshot at a time: two would be twice the host memory.
+        # One snapshot at a time: two would take twice the host memory.
         run.saver.wait()
         run.progress.n_saves += 1
         run.progress.note_device(run.device)
         losses = {point.step: point.loss for point in run.progress.eval_points}
         saved = {
             **to_json(run.progress),
-            # Null unless just these weights were evaluated.
+            # Null unless exactly these weights were evaluated.
             "held_out_loss": losses.get(run.progress.step),
             "clock": run.clock.totals(),
             "seed": run.plan.seed,
@@ -172,7 +172,7 @@ def flush_steps(run: TrainingRun) -> None:
         shares = torch.stack([step.loss for step in pending]).double()
         padding = shares.new_tensor([step.n_padding for step in pending])
         norms = torch.stack([step.grad_norm for step in pending]).tolist()
-        # A process knows its share of the loss; the norm is of the gradients of all.
+        # A process knows only its share of the loss; the norm is of all processes' gradients.
         losses, n_padding = run.processes.add_up(torch.stack((shares, padding))).tolist()
     run.progress.n_padding_tokens += round(sum(n_padding))
     now_s = time.perf_counter()
@@ -195,7 +195,7 @@ def flush_steps(run: TrainingRun) -> None:
         records.append(record)
         _check(run, record)
         _book(run, record)
-    # All processes checked the losses, so that all of them stop at one that diverged.
+    # All processes checked the losses, so that all of them stop at a diverged one.
     if not run.processes.is_first:
         return
     plan = run.plan
@@ -210,13 +210,13 @@ def flush_steps(run: TrainingRun) -> None:
 def truncate_log(run: TrainingRun) -> None:
     path = run.state / STEPS_FILE
     if run.processes.is_first:
-        # A damaged one was removed.
+        # A damaged file was already removed.
         lines = read_json_lines(path) if path.is_file() else []
         done = [line for line in lines if line["step"] <= run.progress.step]
         write_text(path, "".join(json.dumps(line) + "\n" for line in done))
         n_lost = run.progress.step - len(done)
         if run.plan.track_per_step_metrics and n_lost > 0:
-            log.warning("%s: %d steps are missing; the weights are not touched by it", path, n_lost)
+            log.warning("%s: %d steps are missing; the weights are not affected", path, n_lost)
 
 
 def _check(run: TrainingRun, record: StepRecord) -> None:

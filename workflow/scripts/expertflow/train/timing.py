@@ -26,7 +26,7 @@ class Clock:
         self._earlier_wall = self.seconds.pop("wall", 0.0)
         self._earlier_named = sum(self.seconds.values())
         age_s = process_age_s() if since_process_start else 0.0
-        # Not by the time of day, which may be set while a run goes on.
+        # Not the time of day, which may be set during a run.
         self._start = time.perf_counter() - age_s
 
     @property

@@ -38,7 +38,7 @@ from expertflow.train.timing import mark_time, seconds_between
 
 # A trial that is too slow is abandoned after this many timed steps.
 N_JUDGED = 3
-# Steps that a GPU may be behind the host.
+# Steps by which a GPU may lag behind the host.
 AHEAD = 4
 COUNTS = ("n_tokens", "n_target_tokens", "n_padding_tokens")
 
@@ -46,7 +46,7 @@ COUNTS = ("n_tokens", "n_target_tokens", "n_padding_tokens")
 class Trial(Record, frozen=True, kw_only=True):
     """A plan of one process with model and rows, and how long to run it.
 
-    ``scratch`` is made and removed. Warming up ends early after a step, not the first, that takes
+    ``scratch`` is created and removed. Warm-up ends early after a step, not the first, that takes
     over ``long_step_s``; the timed part after the step that reaches ``max_timed_s``. A trial below
     ``least_tokens_per_s`` is abandoned. ``with_save``: a final checkpoint is taken and timed.
     """
@@ -67,8 +67,8 @@ class Trial(Record, frozen=True, kw_only=True):
 def run_trial(trial: Trial) -> TrialResult:
     """Run a trial here; running out of memory or diverging is a result.
 
-    Run only one per process: kernels, compiled code and memory peaks stay. Raises TrainingError if
-    the plan cannot run at all, e.g. a kernel is missing.
+    Run only one per process: kernels, compiled code and memory peaks persist. Raises TrainingError
+    if the plan cannot run at all, e.g. if a kernel is missing.
     """
     n_steps = max(1, trial.n_warmup_steps) + trial.n_timed_steps
     plan = replace(
@@ -141,7 +141,7 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
         # The seconds for which training would have waited.
         start_s = time.perf_counter()
         step_hooks.save_checkpoint(run)
-        # Without the writing, which goes on in the background beside further steps.
+        # Without writing, which continues in the background during further steps.
         save_s = time.perf_counter() - start_s
         run.saver.wait()
     run.progress.note_device(run.device)

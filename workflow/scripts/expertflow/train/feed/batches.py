@@ -35,8 +35,8 @@ class Batch(Record, frozen=True, kw_only=True):
     """One micro-batch on the host, in int32.
 
     ``labels_BL`` are unshifted: i is the target of i - 1. ``cu_seqlens`` are the bounds of all
-    documents and paddings; to the model they are ``n_bounds``, with empty documents at the end,
-    where that is not null.
+    documents and paddings. Unless ``n_bounds`` is null, empty documents at the end fill them up to
+    that number for the model.
     """
 
     input_ids_BL: torch.Tensor
@@ -60,7 +60,7 @@ class Batch(Record, frozen=True, kw_only=True):
 class Buffers:
     """Reusable memory for some micro-batches, filled and released together.
 
-    A GPU reads it later, so it is pinned, and an event behind all copies tells when they are done.
+    A GPU reads it later, so it is pinned, and an event after all copies marks their completion.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Buffers:
         pinned = device.type == "cuda"
         self.copied = torch.cuda.Event(blocking=True) if pinned else None  # type: ignore[no-untyped-call]
         n = n_rows * length * n_batches
-        # Every token may be a document of its own; each batch has one bound more than documents.
+        # Every token may be its own document; each batch has one more bound than documents.
         sizes = (n, n, n, n + n_batches)
         self.all_tensors = [torch.empty(k, dtype=torch.int32, pin_memory=pinned) for k in sizes]
         self.ids, self.positions, self.labels, self.bounds = (t.numpy() for t in self.all_tensors)
@@ -81,18 +81,18 @@ class Buffers:
             if len(self._views) >= MAX_VIEWS:
                 self._views.clear()
             end = start + n_rows * length
-            # Without a copy: the numpy arrays above fill the memory that these show.
+            # Not copies: the numpy arrays above fill the memory that these view.
             self._views[key] = [t[start:end].view(n_rows, length) for t in self.all_tensors[:3]]
         return self._views[key]
 
 
 class Collator:
-    """Makes micro-batches from packed rows; batch-independent counts are made once.
+    """Makes micro-batches from packed rows; batch-independent counts are computed once.
 
     Padding is one more document at the end of its row, so shapes stay fixed; its labels are
-    ignored, as are documents' first tokens. If all rows hold one document each, padding beyond the
-    longest of a batch is cut off. With ``evens_bounds`` all batches of as many rows have as many
-    bounds.
+    ignored, as are documents' first tokens. If all rows have one document each, padding beyond the
+    longest of a batch is cut off. With ``evens_bounds``, all batches with equally many rows have
+    equally many bounds.
     """
 
     def __init__(self, rows: PackedRows, *, evens_bounds: bool = False) -> None:
@@ -100,7 +100,7 @@ class Collator:
         self.n_tokens_N = rows.seq_lengths.sum_lists()
         self.n_targets_N = targets_per_row(rows)
         self.cuts = len(rows.seq_lengths.values) == len(rows)
-        # A padding a row, and the bound at 0.
+        # One padding per row, and the bound at 0.
         most = np.sort(np.diff(rows.seq_lengths.offsets) + 1)[::-1] if evens_bounds else ()
         self._most_bounds = (np.cumsum(most) + 1).tolist()
 
@@ -111,7 +111,7 @@ class Collator:
     __getitem__ = batch
 
     def batches(self, parts: Sequence[Rows], buffers: Buffers | None = None) -> list[Batch]:
-        """Build a micro-batch per part together, since most of the cost is in calls.
+        """Build one micro-batch per part, all together, since most of the cost is in calls.
 
         With ``buffers``, the result is valid until they are filled again.
         """
@@ -191,10 +191,10 @@ def _document_lengths(documents: Ragged, chosen: Rows, padding_B: NDArray[np.int
     first = documents.offsets[chosen]
     n = documents.offsets[1:][chosen] - first + 1
     ends = np.cumsum(n)
-    # One place more than a row has documents; its value belongs to the next row.
+    # One more place than a row has documents; its value belongs to the next row.
     lengths = documents.values.take(_places(first, n, ends), mode="clip")
     lengths[ends - 1] = padding_B
-    # A full row has no padding, and a document of no tokens would be a bound too many.
+    # A full row has no padding, and an empty document would add a bound.
     return lengths[lengths > 0]
 
 

@@ -1,4 +1,4 @@
-"""Prefetch micro-batches by one thread or by worker processes.
+"""Prefetch micro-batches in one thread or in worker processes.
 
 A batch is a pure function of the feed and the step, whatever loads it, and valid until the next one
 is requested.
@@ -53,7 +53,7 @@ class BaseFeed(Struct, kw_only=True):
     def weights(self, step: int) -> list[float]:
         """Return each micro-batch's loss weight on this rank: 1, or 0 for filler."""
         rows = self.step_rows(step)[1]
-        # Rows are dealt from the first rank on, so no rank has more than it.
+        # Rows are dealt starting with rank 0, so no rank has more.
         n_own, n_most = (
             -(-len(rows[rank :: self.world_size]) // self.micro_batch_size)
             for rank in (self.rank, 0)
@@ -159,14 +159,14 @@ class ThreadLoader(Iterator[Batch]):
             self._filled.put((buffers, self._collator.batches(parts, buffers)))
 
 
-# A Ctrl-C reaches the whole group; without its workers the trainer could not end its step.
+# A Ctrl-C reaches the entire process group; the trainer needs its workers to finish its step.
 def _leave_signals_to_the_trainer(_: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
 
 class _Epoch(Struct):
-    """The rows of the steps from ``step`` to the end of its epoch, read anew in each epoch."""
+    """The rows of the steps from ``step`` to the end of its epoch, iterated again in each epoch."""
 
     feed: Feed
     step: int
@@ -200,11 +200,11 @@ def _by_workers(
     made: Any = None
     try:
         while epoch.step < feed.n_steps:
-            # Reads the sampler anew, which is the rest of this epoch.
+            # Iterates the sampler again, over the rest of this epoch.
             made = iter(loader)
             yield from made
             epoch.step = epoch.end_step()
     finally:
-        # Otherwise they would stay alive with an error's traceback, which holds the iterator.
+        # Otherwise an error's traceback, which references the iterator, would keep them alive.
         if made is not None:
             made._shutdown_workers()

@@ -33,7 +33,7 @@ class Documents(Record, frozen=True, kw_only=True):
         return sha256_json([[r.sha256 for r in self.records], sha256_file(self.keep)])
 
     def adapt_plan(self, plan: TrainPlan) -> TrainPlan:
-        """Return the plan for rows of one document each; the number of steps stays."""
+        """Return the plan for rows of one document each; the number of steps stays the same."""
         own = {(record.source, record.shard) for record in self.records}
         n_rows = sum(
             int(rows.n_copies[~rows.held_out].sum())
@@ -65,7 +65,7 @@ class Documents(Record, frozen=True, kw_only=True):
             length=length,
         )
         if not len(rows):
-            raise TrainingError(f"{self.keep}: keeps no documents; name the expert's own files")
+            raise TrainingError(f"{self.keep}: keeps no documents; pass the expert's own files")
         return rows
 
 
@@ -90,7 +90,7 @@ def read_on_the_fly(
     rows = held_out.take(np.arange(len(held_out)))
     if not targets_per_row(rows).any():
         raise TrainingError(
-            f"{documents.keep}: the held-out documents hold nothing to learn in their first"
+            f"{documents.keep}: the held-out documents have no targets in their first"
             f" {length} tokens; raise training.max_seq_length"
         )
     order = RowOrder(n_rows=len(train), global_batch=plan.global_batch_sequences, seed=plan.seed)

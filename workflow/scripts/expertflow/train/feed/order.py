@@ -25,7 +25,7 @@ class RowOrder(Struct, kw_only=True):
     _made: dict[int, Rows] = field(default_factory=dict)
 
     def rows_of_step(self, step: int) -> Rows:
-        """Return an optimizer step's rows over all ranks; an epoch's last may have fewer."""
+        """Return an optimizer step's rows over all ranks; an epoch's last step may have fewer."""
         epoch, index = divmod(step, -(-self.n_rows // self.global_batch))
         return self.rows_of_epoch(epoch)[index * self.global_batch :][: self.global_batch]
 
@@ -46,7 +46,7 @@ class RowOrder(Struct, kw_only=True):
             order: Rows = rng.permutation(self.n_rows)
             if self.lengths_N is not None:
                 order = self._grouped(order, rng)
-            # Trainer and loader may both be here; neither alters what the other reads.
+            # Trainer and loader may both run this; neither alters what the other reads.
             near = {k: v for k, v in self._made.items() if abs(k - epoch) == 1}
             self._made = {**near, epoch: order}
             made = order

@@ -39,7 +39,7 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         a_RI, b_OR = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
-        # Merged or switched off, and outside autocast with another type of input, it is peft's.
+        # Merged, disabled, or outside autocast with another type of input, use peft's.
         same_type = torch.is_autocast_enabled(x.device.type) or x.dtype == a_RI.dtype
         if self.disable_adapters or self.merged or not same_type:
             return super().forward(x, *args, **kwargs)  # type: ignore[no-any-return]
@@ -67,7 +67,7 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
         if not self.training or not getattr(dropout, "p", 0.0):
             return x
         # Kept with the input, so that both are freed together. The layer that made it draws again:
-        # it sees the same input twice where a checkpointed layer is recomputed.
+        # it sees the same input twice when a checkpointed layer is recomputed.
         maker, dropped = getattr(x, DROPPED, (self, x))
         if maker is self:
             dropped = dropout(x)
@@ -76,9 +76,9 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
 
 
 def product_onto(start: torch.Tensor, x: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
-    """Return ``start + x W'`` by a product that starts from ``start``: no pass adds them after it.
+    """Return ``start + x W'`` in one product, without a separate pass to add them.
 
-    A checkpointed layer whose last product this is stops before it when it is recomputed.
+    If it is the last product of a checkpointed layer, recomputation stops before it.
     """
     total = torch.addmm(start.flatten(0, -2), x.flatten(0, -2), weight_OI.T)
     return total.view_as(start)

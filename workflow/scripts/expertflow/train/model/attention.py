@@ -2,7 +2,7 @@
 
 Ours is registered with transformers under a name without a mask function, so it builds no mask and
 passes our keyword arguments through. Missing lengths are an error, never full attention. For its
-own kernels, here to compare with, transformers makes masks from the position ids.
+own kernels, used here for comparison, transformers makes masks from the position ids.
 
 Shapes: B rows, H query heads, K key heads, L tokens a row, N of a document, D head width.
 """
@@ -21,7 +21,7 @@ from expertflow.core.errors import TrainingError, single_line
 
 FLEX = "flex_attention"
 NAME = "packed"
-# Plan routes that transformers calls by another name.
+# Plan routes that have another name in transformers.
 IMPLEMENTATIONS = {"varlen": NAME, "flex": FLEX}
 # Oldest GPUs that the variable-length kernel supports (Ampere).
 KERNEL_CAPABILITY = (8, 0)
@@ -31,7 +31,7 @@ HALF = (torch.bfloat16, torch.float16)
 # Some families add these to the scores; a kernel that ignored them would train another model.
 REFUSED = ("s_aux", "position_bias")
 KERNEL: Callable[..., Any] = varlen.varlen_attn
-# Since torch 2.12; before that, every query head wants a key head of its own.
+# Since torch 2.12; before that, every query head needs its own key head.
 TAKES_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
@@ -71,7 +71,7 @@ def attention_forward(
     name = type(module).__name__
     for other in REFUSED:
         if others.get(other) is not None:
-            raise TrainingError(f"{name} needs {other}, which packed attention does not know")
+            raise TrainingError(f"{name} needs {other}, which packed attention does not support")
     if is_causal is False or (is_causal is None and not getattr(module, "is_causal", True)):
         raise TrainingError(f"{name} is not causal; only causal language models can be trained")
     heads = query_BHLD, key_BKLD, value_BKLD
@@ -79,17 +79,17 @@ def attention_forward(
     window = sliding_window if sliding_window is not None and sliding_window < length else None
     if cu_seq_lens_q is not None:
         if softcap is not None:
-            raise TrainingError(f"{name} needs softcap, which the variable-length kernel has not")
+            raise TrainingError(f"{name} needs softcap, which the variable-length kernel lacks")
         if dropout:
             raise TrainingError(
-                f"{name} wants attention dropout {dropout:g}, which the variable-length kernel has"
-                " not; set attention_dropout to 0 in the model's config.json"
+                f"{name} needs attention dropout {dropout:g}, which the variable-length kernel"
+                " lacks; set attention_dropout to 0 in the model's config.json"
             )
         longest = length if max_length_q is None else max_length_q
         return _attend_varlen(heads, cu_seq_lens_q, longest, scaling, window), None
     if document_bounds is None:
         raise TrainingError(
-            f"{name} got no document lengths: its model does not pass them on; set"
+            f"{name} received no document lengths: its model does not pass them on; set"
             " training.attention to sdpa"
         )
     return _attend_documents(heads, document_bounds, scaling, window, dropout, softcap), None
@@ -144,7 +144,7 @@ def _attend_capped(
     scaling: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Attend with scores s as ``cap tanh(s / cap)``, by plain operations: no kernel knows it."""
+    """Attend with scores s as ``cap tanh(s / cap)``, by plain operations: no kernel supports it."""
     scale = query_HND.shape[-1] ** -0.5 if scaling is None else scaling
     scores_HNN = torch.matmul(query_HND, key_HND.mT) * scale
     scores_HNN = torch.tanh(scores_HNN / softcap) * softcap
@@ -187,9 +187,9 @@ def _attend_varlen(
     dtype = heads[2].dtype if heads[2].dtype in HALF else torch.get_autocast_dtype("cuda")
     query, key, value = (t.to(dtype).transpose(1, 2).flatten(0, 1) for t in heads)
     if torch.compiler.is_compiling():
-        # A last operation in the kernel's order of axes: else the rotation is written and copied.
+        # A final operation in the kernel's axis order; else the rotation is written, then copied.
         query, key = query * 1, key * 1
-    # A window of none to the right is causal attention.
+    # A window with none to the right is causal attention.
     window_size = (-1 if window is None else window - 1, 0)
     options: dict[str, object] = {"window_size": window_size, "scale": scaling}
     if TAKES_GROUPED_HEADS:
@@ -204,29 +204,29 @@ def _attend_varlen(
 def describe_route(
     attention: str, *, device: torch.device, dtype: torch.dtype, caps: bool = False
 ) -> str:
-    """Describe the kernel of a route; refuse one that does not run here."""
+    """Describe the kernel of a route; reject one that does not run here."""
     if attention in (NAME, "varlen"):
         reason = varlen_unavailable_reason(device, dtype, caps)
         if reason is None:
             return "variable-length kernel over all documents of a micro-batch"
         if attention == "varlen":
             raise TrainingError(f"training.attention varlen: {reason}; use auto")
-        call = "plain operations for each" if caps else "one SDPA call a"
-        return f"{call} document, as {reason}"
+        call = "plain operations for each" if caps else "one SDPA call per"
+        return f"{call} document, because {reason}"
     if attention == "flex" and device.type == "cpu":
         raise TrainingError("training.attention flex has no backward pass on a CPU; use auto")
-    return f"{transformers_name(attention)} of transformers, documents apart by a mask"
+    return f"{transformers_name(attention)} of transformers, documents separated by a mask"
 
 
 def varlen_unavailable_reason(
     device: torch.device, dtype: torch.dtype, caps: bool = False
 ) -> str | None:
     if caps:
-        return "the variable-length kernel cannot cap scores, which this model does"
+        return "the variable-length kernel cannot cap scores, as this model does"
     if device.type != "cuda":
         return f"the variable-length kernel does not run on a {device.type.upper()}"
     if dtype not in HALF:
-        return f"the variable-length kernel takes bf16 and fp16, not {dtype}"
+        return f"the variable-length kernel supports bf16 and fp16, not {dtype}"
     capability = torch.cuda.get_device_capability(device)
     if capability < KERNEL_CAPABILITY:
         return f"the variable-length kernel needs Ampere or newer, not {capability}"
@@ -235,9 +235,9 @@ def varlen_unavailable_reason(
 
 def activate_flash_3(device: torch.device) -> str:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != FLASH_3_CAPABILITY:
-        return "no FlashAttention-3: it is for Hopper cards"
+        return "no FlashAttention-3: it needs a Hopper card"
     if "FA3" not in torch.nn.attention.list_flash_attention_impls():
-        return f"no FlashAttention-3: torch {torch.__version__} does not know it"
+        return f"no FlashAttention-3: torch {torch.__version__} does not support it"
     try:
         torch.nn.attention.activate_flash_attention_impl("FA3")
     except (ImportError, RuntimeError) as error:

@@ -41,7 +41,7 @@ WANTED_FILES = (
 
 
 def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) -> ModelRecord:
-    """Prepare a base model, with tokenizer, to be read from one directory.
+    """Prepare a base model and its tokenizer to be read from one directory.
 
     Weights of hub and local models stay in place, unless added tokens need more rows. Raises
     TrainingError if the model is unreadable or its tokenizer is not the prepared one, DataError if
@@ -64,13 +64,13 @@ def prepare_model(spec: ModelSpec, tokenizer: TokenizerRecord, directory: Path) 
     facts = read_facts(path)
     weights = weight_files(path)
     if not weights:
-        raise TrainingError(f"{path}: no *.safetensors; only safetensors weights are read")
+        raise TrainingError(f"{path}: no *.safetensors; only safetensors weights are supported")
     if spec.added_tokens and kind != "builtin":
         _add_tokens(path, spec.added_tokens, tokenizer.vocab_size, directory)
         path, facts, weights = directory, read_facts(directory), weight_files(directory)
     if sha256_file(path / TOKENIZER_FILES[0]) != tokenizer.sha256:
         raise TrainingError(
-            f"{path / TOKENIZER_FILES[0]}: changed since {tokenizer.path} was made of it; delete"
+            f"{path / TOKENIZER_FILES[0]}: changed since {tokenizer.path} was made from it; delete"
             f" {tokenizer.path}.json and run again"
         )
     return ModelRecord(
@@ -106,7 +106,7 @@ def _add_tokens(source: Path, tokens: Sequence[str], n_tokens: int, output: Path
 
 
 def _write_grown(source: Path, n_rows: int, output: Path) -> None:
-    """Write weights with more rows in embedding and head, each the mean of those there were."""
+    """Write weights with more rows in embedding and head, each the mean of the existing rows."""
     import torch
 
     from expertflow.train.model.load import load_base, plain_attention
@@ -147,11 +147,11 @@ def hash_weights(directory: Path) -> str:
 def read_facts(directory: Path) -> ModelFacts:
     path = directory / "config.json"
     if not path.is_file():
-        raise TrainingError(f"{directory}: no config.json; give a model directory or a hub id")
+        raise TrainingError(f"{directory}: no config.json; use a model directory or a hub id")
     try:
         config = dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise TrainingError(f"{path}: no JSON object ({error!s:.80}); {FETCH_AGAIN}") from error
+        raise TrainingError(f"{path}: not a JSON object ({error!s:.80}); {FETCH_AGAIN}") from error
     # The usual name wins where a config has both.
     config = {
         name: config[other] for name, other in OTHER_NAMES.items() if other in config
@@ -180,14 +180,14 @@ def read_facts(directory: Path) -> ModelFacts:
         )
     except KeyError as error:
         raise TrainingError(
-            f"{path}: no key {error}; models that name their sizes as Llama and Qwen do"
-            f" work, not model type {config.get('model_type')}"
+            f"{path}: no key {error}; model type {config.get('model_type')} is not supported; use"
+            " one that names its sizes as Llama and Qwen do"
         ) from error
 
 
 def _make_builtin(spec: ModelSpec, tokenizer: TokenizerRecord, output: Path) -> None:
     if spec.model != TINY_QWEN3:
-        raise TrainingError(f"model {spec.model!r} is not known; the builtin one is {TINY_QWEN3}")
+        raise TrainingError(f"model {spec.model!r} is unknown; the builtin one is {TINY_QWEN3}")
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -223,5 +223,7 @@ def count_parameters(files: list[Path], *, tied: bool) -> int:
                     if not (tied and name == "lm_head.weight"):
                         n_parameters += math.prod(file.get_slice(name).get_shape())
         except (SafetensorError, OSError) as error:
-            raise TrainingError(f"{path}: no safetensors file ({error}); {FETCH_AGAIN}") from error
+            raise TrainingError(
+                f"{path}: not a safetensors file ({error}); {FETCH_AGAIN}"
+            ) from error
     return n_parameters

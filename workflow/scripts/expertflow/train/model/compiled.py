@@ -18,7 +18,7 @@ from expertflow.train.model.packed import causal_lm, decoder_layers
 # Kinds of layer x training or evaluation x full or last micro-batch.
 # Beyond this many graphs torch runs a layer uncompiled and only warns.
 MAX_GRAPHS = 32
-# Since 2.13, torch asks this before it draws four random numbers of a kernel at once.
+# Since 2.13, torch calls this before a kernel draws four random numbers at once.
 FOUR_AT_ONCE = "_can_use_4x_random"
 # Distinguishes kernels compiled without that in the on-disk cache.
 ONE_BY_ONE = "random numbers one by one"
@@ -33,19 +33,19 @@ def compile_layers(
     backend: str = "inductor",
     mode: CompileMode = "default",
 ) -> str | None:
-    """Have each decoder layer compiled when it first runs; return why not, if so.
+    """Compile each decoder layer when it first runs; return the reason if that is impossible.
 
     Attention that loops over documents breaks its layer's graph, which checkpointing forbids.
     """
-    # A retry in this process has other shapes, and would count towards the same limit of graphs.
+    # A retry in this process has other shapes, and would count toward the same limit of graphs.
     torch._dynamo.reset()
     counters.clear()
     lm = causal_lm(model)
     layers = decoder_layers(lm)
     if not layers:
         raise TrainingError(
-            f"training.torch_compile: {lm.config.model_type} has no decoder layers that are known;"
-            " set it to false"
+            f"training.torch_compile: {lm.config.model_type} has no known decoder layers; set it to"
+            " false"
         )
     device = next(lm.parameters()).device
     own = lm.config._attn_implementation == attention.NAME
@@ -87,7 +87,7 @@ def _check_tools(device: torch.device) -> None:
 
 
 def _try_a_kernel(device: torch.device) -> None:
-    """Build and run the smallest kernel; it needs a C compiler and Python's headers."""
+    """Build and run a minimal kernel; it needs a C compiler and Python's headers."""
     try:
         torch.compile(lambda x: -x)(torch.zeros(1, device=device))
     except FAILURES as error:

@@ -1,4 +1,4 @@
-"""The adapter that a training continues from: found, compared with the settings, and loaded."""
+"""Find the adapter that a training continues from, compare it with the settings, and load it."""
 
 import json
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from expertflow.train.model.base import hash_weights
 from expertflow.train.records import ModelRecord
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
-# Starts of an adapter that also change the base.
+# Initializations of an adapter that also change the base.
 CHANGED_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
 
 
 def hash_adapter(lora: LoraSpec, sha256: Callable[[Path], str] = sha256_file) -> str:
-    """Hash the adapter to continue from; raise ConfigError if the settings are not its own."""
+    """Hash the adapter to continue from; raise ConfigError if the settings differ from its own."""
     folder = _folder(lora)
     for name in FILES:
         if not (folder / name).is_file():
             raise ConfigError(
-                f"training.lora.init_from: {folder} holds no {name}; name a folder to which peft"
-                " saved a LoRA adapter, in safetensors; one of the hub comes to a folder by"
+                f"training.lora.init_from: {folder} has no {name}; choose a folder in which peft"
+                " saved a LoRA adapter as safetensors; to fetch one from the hub, run"
                 " hf download ORG/NAME --local-dir FOLDER"
             )
     config = _read_config(folder)
@@ -40,19 +40,19 @@ def hash_adapter(lora: LoraSpec, sha256: Callable[[Path], str] = sha256_file) ->
         there = config.get(key) or type(value)()
         if there != value:
             raise ConfigError(
-                f"training.lora.init_from: {folder} has {key} {there}, and the settings have"
-                f" {value}; make them the same, or merge it into the base model"
+                f"training.lora.init_from: {folder} has {key} {there}, but the settings have"
+                f" {value}; make them equal, or merge it into the base model"
             )
     if str(config.get("init_lora_weights")).lower().startswith(CHANGED_BASE):
         raise ConfigError(
-            f"training.lora.init_from: {folder} began with {config['init_lora_weights']}, which"
-            " changes the base too; merge it into the base model"
+            f"training.lora.init_from: {folder} was initialized by {config['init_lora_weights']},"
+            " which also changes the base; merge it into the base model"
         )
     return sha256_json([sha256(folder / name) for name in FILES])
 
 
 def load_init_adapter(net: Any, lora: LoraSpec, model: ModelRecord) -> None:
-    """Load the adapter's weights into a new one; raise TrainingError if it is of another kind."""
+    """Load the adapter's weights into a new one; raise TrainingError if they do not fit."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -66,8 +66,8 @@ def load_init_adapter(net: Any, lora: LoraSpec, model: ModelRecord) -> None:
         there, here = (tuple(t[name].shape) if name in t else "none" for t in (saved, own))
         if there != here:
             raise TrainingError(
-                f"training.lora.init_from: {folder} has {there} as {name}, and training.lora makes"
-                f" {here}; name the targets and modules_to_save of that adapter"
+                f"training.lora.init_from: {folder} has {there} as {name}, but training.lora makes"
+                f" {here}; set the targets and modules_to_save of that adapter"
             )
     set_peft_model_state_dict(net, saved)
 
@@ -80,7 +80,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / FILES[0]).read_bytes()))
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{folder / FILES[0]}: no JSON object ({error!s:.80})") from error
+        raise ConfigError(f"{folder / FILES[0]}: not a JSON object ({error!s:.80})") from error
 
 
 def _check_base(config: dict[str, Any], folder: Path, model: ModelRecord) -> None:
@@ -91,6 +91,6 @@ def _check_base(config: dict[str, Any], folder: Path, model: ModelRecord) -> Non
         return
     at = f" at {revision}" if revision else ""
     raise TrainingError(
-        f"training.lora.init_from: {folder} is an adapter of {base}{at}, and the model is"
-        f" {model.name}; name that model, or correct base_model_name_or_path in its {FILES[0]}"
+        f"training.lora.init_from: {folder} is an adapter of {base}{at}, but the model is"
+        f" {model.name}; use that model, or correct base_model_name_or_path in its {FILES[0]}"
     )

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def plain_attention(path: Path) -> str:
-    """Return the attention of transformers that the model in a directory knows best."""
+    """Return the attention of transformers that best suits the model in a directory."""
     config = json.loads((path / "config.json").read_text("utf-8"))
     return "eager" if config.get("attn_logit_softcapping") else "sdpa"
 
@@ -52,7 +52,7 @@ def load_base(
         config = Path(path) / "config.json"
         if config.is_file() and "quantization_config" in json.loads(config.read_text("utf-8")):
             raise TrainingError(
-                f"model {path}: its weights are quantized already; use the original ones, and"
+                f"model {path}: its weights are already quantized; use the original ones, and"
                 " method qlora to train on 4 bits"
             )
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -72,7 +72,7 @@ def load_base(
         # On CPUs with AVX512-BF16, bitsandbytes repacks the weights at the first forward pass
         # without gradients, rounds their scales to bf16, and then passes no gradient through the
         # layer: an evaluation would break the training after it. Instead torch multiplies by the
-        # dequantized weights, as on every other CPU; ignore what bitsandbytes says there about the
+        # dequantized weights, as on every other CPU; ignore bitsandbytes's message there about the
         # package ``kernels``.
         for layer in list_quantized_layers(model).values():
             layer.support_avx512bf16_for_cpu = False
@@ -129,7 +129,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
     # In order: peft's set would be written in another one by each process.
     config.target_modules = sorted(config.target_modules)
     use_own_forward(net)
-    # In bf16, an update below 1/512 of its weight would always round to nothing.
+    # In bf16, an update below 1/512 of its weight would always round to zero.
     for parameter in net.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -148,8 +148,8 @@ def _whole_modules(model: PreTrainedModel, lora: LoraSpec) -> dict[str, Any]:
     if is_tied and not hasattr(model.base_model, "embed_tokens"):
         # peft would train and save two.
         raise TrainingError(
-            f"training.lora.modules_to_save: the embedding of {model.config.model_type} is its head"
-            " too, under a name by which peft does not know it; use method full, or leave it out"
+            f"training.lora.modules_to_save: the embedding of {model.config.model_type} is also its"
+            " head, under a name that peft does not recognize; use method full, or leave it out"
         )
     return {"modules_to_save": names, "ensure_weight_tying": is_tied}
 
@@ -180,7 +180,7 @@ def load_for_training(
         quantized=quantized,
         device=device,
     )
-    # Not the staged copy, which may be removed: a saved adapter names its base by this.
+    # Not the staged copy, which may be removed: a saved adapter records its base under this name.
     net.name_or_path = net.config.name_or_path = model.path
     # peft's own preparation for 4 bits also casts the rest of the base to fp32, doubling the memory
     # of the embeddings; the norms compute in fp32 anyway.
@@ -190,8 +190,8 @@ def load_for_training(
             net.activation_checkpointing_enable({"use_reentrant": False})
         except ValueError as error:
             raise TrainingError(
-                f"training.gradient_checkpointing: {type(net).__name__} cannot do it; set it to"
-                " false"
+                f"training.gradient_checkpointing: {type(net).__name__} does not support it; set it"
+                " to false"
             ) from error
     if plan.lora is not None:
         net = add_adapter(net, plan.lora)
@@ -266,7 +266,7 @@ def load_for_export(
 ) -> Any:
     """Load the trained model on the CPU: in fp32, with the same 4-bit codes under qlora.
 
-    One without an adapter has the dtype of its file, as its weights' hash is of those.
+    A model without an adapter keeps the dtype of its file, on which its weights' hash depends.
     """
     if not (checkpoint / ADAPTER_FILE).is_file():
         return load_base(str(checkpoint), dtype="auto", attention_name=attention_name).eval()

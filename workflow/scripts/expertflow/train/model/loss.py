@@ -43,7 +43,7 @@ class Head(NamedTuple):
         return self.scale == 1 and self.cap is None
 
     def compute_slope(self, logits_CV: torch.Tensor) -> torch.Tensor | float:
-        """Return the derivative of logits by the product, each by its own."""
+        """Return each logit's derivative with respect to its own product."""
         if self.cap is None:
             return self.scale
         return self.scale * (1 - (logits_CV / self.cap).square())
@@ -147,7 +147,7 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         dtype, chunk = product_dtype(weight_VH.device, weight_VH.dtype), chunk_rows(weight_VH)
         loss = hidden_TH.new_zeros((), dtype=torch.float32)
-        # In here autograd is off, hence the flag from outside: evaluation computes no gradients.
+        # Autograd is off in here, hence the flag from outside: evaluation computes no gradients.
         wants = [is_on and needed for needed in ctx.needs_input_grad[:3]]
         to_hidden = torch.empty_like(hidden_TH) if wants[0] else None
         to_head = _zeros_like(weight_VH) if wants[1] else None
@@ -186,7 +186,7 @@ class _ChunkedLoss(torch.autograd.Function):
 def loss_and_gradient(
     rows_CH: torch.Tensor, head: Head, targets_C1: torch.Tensor, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute in place, in fp32, as one copy of the logits is all that is made.
+    """Compute in place, in fp32, with a single copy of the logits.
 
     With smoothing e a target is 1 - e on its token and e / V on every token.
     """

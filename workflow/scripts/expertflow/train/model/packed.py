@@ -82,15 +82,15 @@ def hidden_states(lm: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 def find_head(lm: PreTrainedModel) -> Head:
-    """Return the head with the scale and cap that the config names; refuse another kind of it."""
+    """Return the head with the config's scale and cap; reject any other kind of head."""
     head = lm.get_output_embeddings()
-    # Trained in full beside an adapter, it is in a wrapper of peft's.
+    # If trained in full next to an adapter, it is wrapped by peft.
     copies = getattr(head, name_of(LoraSpec.modules_to_save), None)
     head = head if copies is None else copies[ADAPTER]
     if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():
         raise TrainingError(
-            f"the head of {lm.config.model_type} is {type(head).__name__}, not a plain linear map;"
-            " take it out of training.lora.targets, or use another base model"
+            f"the head of {lm.config.model_type} is {type(head).__name__}, not a plain linear"
+            " layer; remove it from training.lora.targets, or use another base model"
         )
     config = lm.config.get_text_config()
     # Cohere multiplies, Granite divides, Gemma 2 caps.
@@ -151,7 +151,7 @@ def compute_held_out_loss(
     for index in range(0, len(parts), world_size):
         before_batch()
         mine = index + rank < len(parts)
-        # A process without a batch of its own repeats another one and does not count it.
+        # A process without its own batch repeats another one and does not count it.
         batch = collator.batch(parts[index + rank if mine else index], buffers)
         value = loss(batch)
         if mine:

@@ -1,4 +1,4 @@
-"""Check before the first step that a model is trained as its own code computes it.
+"""Check before the first step that training computes a model as its own code does.
 
 The trainer applies the head itself, to supervised rows only, and gives every layer the document
 bounds. A family that changes its logits in an unknown way, carries a state across documents, or
@@ -41,13 +41,13 @@ HEAD_TOLERANCE = 0.01
 TOLERANCES = {torch.float32: 0.01}
 HALF_TOLERANCE = 0.1
 NOT_FINITE_FIX = (
-    "check its weights, and where half precision is too narrow for it, set training.bf16 and"
+    "check its weights, and if half precision is too narrow for it, set training.bf16 and"
     " training.fp16 to false"
 )
 
 
 class MixedDocuments(TrainingError):
-    """Packed documents see each other; another route may keep them apart."""
+    """Packed documents see each other; another route may separate them."""
 
 
 @torch.no_grad()
@@ -55,7 +55,7 @@ def check_model(loss: PackedLoss) -> str:
     """Compare head and attention with the model's own forward pass; return the differences.
 
     Run it under training's autocast, before the model is compiled or wrapped. Raises TrainingError
-    if training would be of another model, or mix documents.
+    if training would change the model's results or mix documents.
     """
     lm = causal_lm(loss.model)
     family, device = lm.config.model_type, next(lm.parameters()).device
@@ -63,14 +63,14 @@ def check_model(loss: PackedLoss) -> str:
     unknown = sorted(set(kinds) - KINDS)
     if unknown:
         raise TrainingError(
-            f"{family} has layers of {', '.join(unknown)}, which cannot keep packed documents"
-            " apart; use another base model"
+            f"{family} has {', '.join(unknown)} layers, which cannot keep packed documents"
+            " separate; use another base model"
         )
     tolerance = TOLERANCES.get(product_dtype(device, lm.dtype), HALF_TOLERANCE)
     with keep_state(loss):
         loss.eval()
         head = _head_difference(lm)
-        # Written so that a NaN is refused, too.
+        # Written so that a NaN is also rejected.
         if not head <= HEAD_TOLERANCE:
             raise TrainingError(
                 f"{family} does more to its logits than its config says (off by {head:.1g}), so its"
@@ -79,7 +79,7 @@ def check_model(loss: PackedLoss) -> str:
         documents = _document_difference(lm)
         if not documents <= tolerance:
             raise MixedDocuments(
-                f"{family} does not keep packed documents apart (off by {documents:.1g}); set"
+                f"{family} does not keep packed documents separate (off by {documents:.1g}); set"
                 " training.attention to sdpa, or use another base model"
             )
     return f"model checked: head off by {head:.1g}, packed documents by {documents:.1g}"
@@ -116,7 +116,7 @@ def _document_difference(lm: PreTrainedModel) -> float:
         packed_NH = hidden_states(lm, batch).flatten(0, 1)
     except TypeError as error:
         raise TrainingError(
-            f"{lm.config.model_type} cannot be told where documents end"
+            f"{lm.config.model_type} does not accept document bounds"
             f" ({single_line(error, 160)}); use another base model"
         ) from error
     ids_N = batch.input_ids_BL.flatten().to(packed_NH.device)
@@ -128,7 +128,7 @@ def _document_difference(lm: PreTrainedModel) -> float:
             if not alone_NH.isfinite().all():
                 dtype = str(product_dtype(alone_NH.device, lm.dtype)).removeprefix("torch.")
                 raise TrainingError(
-                    f"{lm.config.model_type} computes numbers that are not finite in {dtype};"
+                    f"{lm.config.model_type} computes non-finite numbers in {dtype};"
                     f" {NOT_FINITE_FIX}"
                 )
             found = _difference(packed_NH[start:end], alone_NH)

@@ -1,8 +1,8 @@
-"""Check before the first step that the fast route trains as the plain one does.
+"""Check before the first step that the fast route trains like the plain one.
 
 The plain route is transformers' eager attention on one document at a time, nothing compiled, and
-torch's cross-entropy of the model's own logits. A part of the fast route that gives another loss or
-other gradients gives way to its next choice: attention, then compilation, then the loss.
+torch's cross-entropy of the model's own logits. A part of the fast route with another loss or other
+gradients falls back to its next choice: attention, then compilation, then the loss.
 """
 
 import math
@@ -30,7 +30,7 @@ LOSS_TOLERANCE = 0.01
 # Cosine and relative norm, of all gradients together and of each tensor's. A tensor counts from
 # this share of the largest one's norm on.
 ALL, EACH, COUNTED = (0.999, 0.05), (0.99, 0.1), 0.01
-# Of the noise in the adapters' B matrices: their change of a layer stays small beside its weights.
+# Scale of noise in the adapters' B matrices: it changes a layer little compared with its weights.
 NOISE = 0.02
 ADAPTER_B = ("lora_B", "lora_embedding_B")
 
@@ -61,11 +61,11 @@ class Route:
 
     def choices(self, part: RoutePart) -> list[str]:
         is_compiled = self.used["compilation"] == "on"
-        # No compiled loss without compiled layers: the compiler that failed there made it, too.
+        # No compiled loss without compiled layers: the compiler that failed on them made it, too.
         return [name for name in self._choices[part] if name != "compiled" or is_compiled]
 
     def start_from(self, part: RoutePart, choice: str) -> None:
-        """Use a choice, and never again one before it."""
+        """Use a choice, and drop those before it."""
         names = self._choices[part]
         if choice in names:
             self._choices[part] = names[names.index(choice) :]
@@ -102,8 +102,8 @@ def check_route(
 ) -> tuple[tuple[Fallback, ...], str]:
     """Compare loss and gradients with the plain route's; fall back where they differ.
 
-    Returns what gave way, and how close the route in use comes. Processes decide together. Weights,
-    gradients, modes and random numbers stay as they are. If memory runs out, the error is torch's.
+    Returns the fallbacks, and how close the route in use comes. Processes decide together. Weights,
+    gradients, modes and random numbers stay as they are. If memory runs out, raises torch's error.
     """
     with _comparable(loss):
         expected = _run_in_all(partial(_plain_pass, loss, batch, autocast), any_of)
@@ -122,7 +122,7 @@ def check_route(
 
 
 def _run_in_all(run: Callable[[], T], any_of: AnyOf) -> T:
-    """Run something in each process; if memory runs out in one, raise torch's error in all."""
+    """Call ``run`` in each process; if memory runs out in one, raise torch's error in all."""
     error: RuntimeError | None = None
     try:
         made = run()
@@ -139,7 +139,7 @@ def _run_in_all(run: Callable[[], T], any_of: AnyOf) -> T:
 def _fall_back(
     route: Route, compare: Callable[[], Comparison], after_step: int
 ) -> tuple[tuple[Fallback, ...], str]:
-    """Begin with the plainest choices, and take part by part the first one that agrees."""
+    """Start from the plainest choices, then use for each part the first one that agrees."""
     fallbacks = []
     ladders = {part: route.choices(part) for part in PARTS}
     for part in PARTS:
@@ -173,7 +173,7 @@ def _plain_pass(loss: PackedLoss, batch: Batch, autocast: Autocast) -> tuple[flo
     labels_N = batch.labels_BL.flatten().long()
     with own_attention(lm), torch.compiler.set_stance("force_eager"):
         for start, end in pairwise(batch.cu_seqlens.tolist()):
-            # The first token of a document is no target: nothing before it predicts it.
+            # The first token of a document is not a target: nothing before it predicts it.
             targets = labels_N[start + 1 : end]
             if not (targets != IGNORE).any():
                 continue
@@ -212,11 +212,11 @@ def _compare_fast(
             raise
         return Comparison(f"it fails: {single_line(error, 300)}")
     found = dict(_take_gradients(loss))
-    apart = abs(value.item() - expected)
-    if not apart <= LOSS_TOLERANCE * abs(expected):
-        return Comparison(f"its loss is {value.item():.6g}, and {expected:.6g} on the plain route")
+    difference = abs(value.item() - expected)
+    if not difference <= LOSS_TOLERANCE * abs(expected):
+        return Comparison(f"its loss is {value.item():.6g}, but {expected:.6g} on the plain route")
     problem, words = _compare_gradients(found, gradients)
-    return Comparison(problem, f"loss {apart / abs(expected):.1e} apart, {words}")
+    return Comparison(problem, f"loss off by {difference / abs(expected):.1e}, {words}")
 
 
 def _compare_gradients(found: Gradients, expected: Gradients) -> Comparison:
@@ -228,9 +228,9 @@ def _compare_gradients(found: Gradients, expected: Gradients) -> Comparison:
         if counts and (problem := _disagreement(products_3, *EACH)) is not None:
             return Comparison(f"the gradient of {name} {problem}")
     problem = _disagreement(products.sum(0), *ALL)
-    # Nothing counts where the largest norm is not a number.
+    # Nothing counts if the largest norm is NaN.
     least = min(map(_cosine, products[counted]), default=math.nan)
-    words = f"cosine of gradients {_cosine(products.sum(0)):.6f}, of each {least:.4f} or more"
+    words = f"cosine of gradients {_cosine(products.sum(0)):.6f}, each at least {least:.4f}"
     return Comparison(problem and f"the gradient of all weights {problem}", words)
 
 
@@ -240,7 +240,7 @@ def _cosine(products: torch.Tensor) -> float:
 
 
 def _products(found: torch.Tensor | None, expected: torch.Tensor | None) -> torch.Tensor:
-    """Return the product of two gradients and that of each with itself; none is zero."""
+    """Return the product of two gradients and that of each with itself, 0 if one is missing."""
     one, other = (None if g is None else g.flatten().float() for g in (found, expected))
     if one is not None and other is not None:
         other = other.to(one.device)

@@ -18,7 +18,7 @@ Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Diverged(TrainingError):
-    """A loss or weight is not finite, or the loss has exploded; a retry would reach it again."""
+    """A loss or weight is not finite, or the loss has exploded; a retry would repeat it."""
 
 
 def list_trained_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
@@ -45,14 +45,14 @@ def shard_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def trainable_state(model: Any, copy: Copy = torch.Tensor.cpu) -> dict[str, torch.Tensor]:
-    """Return the full trained parameters by name, one after the other through ``copy``."""
+    """Return the full trained parameters by name, passed one by one through ``copy``."""
     return {name: copy(gather_full(p)) for name, p in list_trained_parameters(model).items()}
 
 
 def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
     parameters = list_trained_parameters(model)
     for name in sorted(set(parameters) ^ set(state)):
-        side = "missing in the saved state" if name in parameters else "not trained in this model"
+        side = "missing from the saved state" if name in parameters else "not trained in this model"
         raise TrainingError(f"parameter {name} is {side}; remove the state and start again")
     for name, parameter in parameters.items():
         # copy_ would cast another type and broadcast another shape.
@@ -73,15 +73,15 @@ def optimizer_state(
     states, parameters = unwrap_optimizer(optimizer).state, list_trained_parameters(model)
     if lost := len(set(states) - set(parameters.values())):
         raise TrainingError(
-            f"the optimizer holds the states of {lost} parameters that the model does not show;"
-            " nothing was saved; report this as a fault, with the log"
+            f"the optimizer has states of {lost} parameters that the model does not list;"
+            " nothing was saved; report this as a bug, with the log"
         )
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, object] = {}
     scalars: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
         for key, value in states.get(parameter, {}).items():
-            # bitsandbytes counts its steps in a Python number, torch in a tensor without axes.
+            # bitsandbytes counts its steps in a Python number, torch in a 0-dimensional tensor.
             if not isinstance(value, torch.Tensor):
                 values[f"{name}/{key}"] = value
             elif value.dim() == 0:
@@ -98,14 +98,14 @@ def optimizer_state(
 def load_optimizer_state(
     optimizer: Any, model: Any, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
 ) -> None:
-    """Load full tensors and numbers; a float was a tensor of torch's, any other number was none."""
+    """Load full tensors and numbers; a float was a torch tensor, any other number was not."""
     optimizer, parameters = unwrap_optimizer(optimizer), list_trained_parameters(model)
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     optimizer.state.clear()
     for key, value in {**tensors, **values}.items():
         name, _, what = key.rpartition("/")
         parameter = parameters[name]
-        # A fused optimizer wants its count of steps on the device, any other on the host.
+        # A fused optimizer expects its step count on the device, any other on the host.
         if isinstance(value, float):
             group = groups[parameter]
             on_device = group.get("fused") or group.get("capturable")
@@ -142,7 +142,7 @@ def first_not_finite(model: Any) -> str | None:
 
 def _extremes(tensor: torch.Tensor) -> torch.Tensor:
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    # A process may hold no row of a short parameter, and aminmax refuses an empty one.
+    # A process may have no rows of a short parameter, and aminmax rejects an empty one.
     if not part.numel():
         return torch.zeros(2, device=part.device)
     # A NaN anywhere makes both extremes NaN, so one pass finds it and both infinities.

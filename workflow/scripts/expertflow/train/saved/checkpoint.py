@@ -3,8 +3,8 @@
 A checkpoint is a directory of tensors and JSON that appears by one rename, after all its files were
 flushed. Full tensors by name let any number of processes resume it.
 
-Checkpoints are written in the background, one at a time: the trainer takes a snapshot (``take``),
-hands it to a ``Saver``, and calls its ``wait`` before the next, so that the host holds only one.
+Checkpoints are written in the background, one at a time: the trainer takes a snapshot, hands it to
+a ``Saver``, and calls its ``wait`` before the next, so that host memory has only one.
 """
 
 import json
@@ -45,7 +45,7 @@ RANDOM = "random/"
 POLL_S = 0.5
 # Another node's view of a shared file system may be a minute old.
 SEEN_WITHIN_S = 180.0
-# Stands for no checkpoint where processes exchange whole numbers.
+# Stands for no checkpoint where processes exchange integers.
 NO_STEP = -1
 
 
@@ -65,14 +65,14 @@ def take_snapshot(
 ) -> Snapshot | None:
     """Copy the state after ``progress["step"]`` finished steps into host memory. A collective.
 
-    Only rank 0 gets it. ``progress`` is JSON-able; its ``held_out_loss`` (or null) is the loss of
-    these weights. Raises Diverged if a trained parameter is not finite.
+    Only rank 0 gets it. ``progress`` is JSON-serializable; its ``held_out_loss`` (or null) is the
+    loss of these weights. Raises Diverged if a trained parameter is not finite.
     """
     step: int = progress["step"]
     if (name := first_not_finite(model)) is not None:
         raise Diverged(
             f"parameter {name} is not finite after step {step}, so nothing was saved; lower"
-            " training.learning_rate or check the data; earlier checkpoints stay"
+            " training.learning_rate or check the data; earlier checkpoints are kept"
         )
     several = dist.is_initialized()
     writes = not several or dist.get_rank() == 0
@@ -121,14 +121,14 @@ def write_checkpoint(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
             text = json.dumps(seal({**snapshot.progress, OURS: ours}))
             (partial / PROGRESS).write_text(text, encoding="utf-8")
             sync_directory(partial)
-            # A rename does not replace a folder with files in it.
+            # A rename cannot replace a non-empty folder.
             if target.exists():
                 files.hide_checkpoint(target)
     except (OSError, SafetensorError) as error:
-        told = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise HardwareError(
-            f"{target}: the checkpoint could not be written ({told}); free space there, and run"
-            " again; earlier checkpoints stay"
+            f"{target}: the checkpoint could not be written ({reason}); free space there, and run"
+            " again; earlier checkpoints are kept"
         ) from error
     files.prune_checkpoints(state, keep)
     return target
@@ -145,7 +145,7 @@ def restore_checkpoint(
 ) -> dict[str, Any]:
     """Load a checkpoint into model, optimizer and random generators; return its progress.
 
-    With another number of processes or on another device, random numbers start anew. Raises
+    With another number of processes or on another device, random numbers are reseeded. Raises
     TrainingError if files are damaged or belong to another model or optimizer.
     """
     restore_weights(directory, model=model)
@@ -170,8 +170,8 @@ def restore_checkpoint(
     torch.manual_seed(number)
     random.seed(number)
     log.warning(
-        "saved by %d processes on %s and resumed by %d on %s: random numbers start anew from seed"
-        " %d, step %d and rank %d, so the end is not the one of a run that was never stopped",
+        "saved by %d processes on %s and resumed by %d on %s: random numbers are reseeded from seed"
+        " %d, step %d and rank %d, so the result differs from an uninterrupted run's",
         ours["world_size"], ours["device"], world_size, device.type, progress["seed"],
         progress["step"], rank,
     )  # fmt: skip
@@ -180,12 +180,12 @@ def restore_checkpoint(
 
 def restore_weights(directory: Path, *, model: Any) -> None:
     if found := files.find_damage(directory):
-        raise TrainingError(f"{directory}: {found}; remove it, and the one before it is used")
+        raise TrainingError(f"{directory}: {found}; remove it to use the one before it")
     load_trainable_state(model, load_file(directory / WEIGHTS))
 
 
 def random_states(device: torch.device) -> dict[str, torch.Tensor]:
-    """Return torch's, Python's and the device's generator states, one row a rank. A collective."""
+    """Return torch's, Python's and the device's generator states, a row per rank. A collective."""
     _, internal, gauss = random.getstate()
     # 32-bit integers, which float64 represents exactly.
     numbers = [*internal, math.nan if gauss is None else gauss]
@@ -230,11 +230,11 @@ def agree_on(
     while (found := files.find_damage(directory)) is not None:
         if time.monotonic() >= deadline_s:
             raise TrainingError(
-                f"{directory}: process {processes.rank} cannot go on from it as the first one does,"
-                f" {found}; see that all nodes share the folder, and run again"
+                f"{directory}: process {processes.rank} cannot resume from it as the first one"
+                f" does, {found}; make sure all nodes share the folder, and run again"
             )
         time.sleep(POLL_S)
-        # Listing a folder refreshes it; a missed entry stays cached as missing.
+        # Listing a folder refreshes it; otherwise a missing entry stays cached as missing.
         list(state.glob("checkpoints/*"))
     return directory
 

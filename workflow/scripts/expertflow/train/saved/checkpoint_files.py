@@ -40,10 +40,10 @@ def find_difference(directory: Path, wanted: Contents, *, contents: Iterable[str
         if not path.is_file():
             return f"{name} is missing"
         if (found := path.stat().st_size) != size:
-            return f"{name} has {found} bytes and was written with {size}"
+            return f"{name} has {found} bytes, but was written with {size}"
     for name, digest in hash_files(directory, list(contents)).items():
         if digest != wanted["xxh3"][name]:
-            return f"{name} does not hold what was written"
+            return f"{name} does not match what was written"
     return None
 
 
@@ -71,7 +71,7 @@ def complete_checkpoints(state: Path) -> list[Path]:
     damages = {path: find_damage(path) for path in sorted((state / "checkpoints").glob("step-*"))}
     for path, found in damages.items():
         if found is not None:
-            log.warning("%s is left out: %s", path, found)
+            log.warning("skipping %s: %s", path, found)
     return [path for path, found in damages.items() if found is None]
 
 
@@ -80,7 +80,7 @@ def newest_checkpoint(state: Path) -> Path | None:
 
 
 def newest_unfinished(states: Path) -> Path | None:
-    """Return the newest checkpoint of an expert's trainings that have not ended."""
+    """Return the newest checkpoint of an expert's unfinished trainings."""
     unfinished = (path for path in states.glob("[!.]*") if not (path / OUTCOME).is_file())
     found = filter(None, map(newest_checkpoint, unfinished))
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
@@ -125,14 +125,14 @@ def prune_checkpoints(state: Path, keep: int) -> None:
 
 
 def hide_checkpoint(path: Path) -> None:
-    """Rename a checkpoint away, so that a kill during its removal leaves no half of it."""
+    """Rename a checkpoint, so that a kill during its removal does not leave half of it."""
     path.rename(path.with_name(f".{path.name}.{time.monotonic_ns()}.old.partial"))
 
 
 def remove_partials(state: Path) -> None:
     """Remove leftovers of killed sessions and files damaged by a power cut; requires the lock.
 
-    The newest and the best checkpoint are verified to the byte, since a session relies on them.
+    The newest and the best checkpoint are verified byte by byte, since a session relies on them.
     """
     whole: set[Path] = set()
     for choose in (newest_checkpoint, best_checkpoint):
@@ -141,7 +141,7 @@ def remove_partials(state: Path) -> None:
             if found is None:
                 whole.add(path)
                 break
-            log.warning("%s is removed: %s", path, found)
+            log.warning("removing %s: %s", path, found)
             hide_checkpoint(path)
     for folder in (state, state / "checkpoints", state / "profile"):
         for path in folder.glob(".*.partial"):

@@ -25,7 +25,7 @@ POLL_S, TOLD_EVERY_S = 0.5, 60.0
 
 @contextmanager
 def lock_state(state: Path, *, elsewhere_s: float = ELSEWHERE_S) -> Iterator[None]:
-    """Hold the state directory for one trainer; the lock dies with its process.
+    """Lock the state directory for one trainer; the lock dies with its process.
 
     A killed Snakemake leaves its trainer running. Wait for one on this machine, since its results
     are worth more than a refusal; for one elsewhere only ``elsewhere_s``, as it may be cut off.
@@ -45,13 +45,13 @@ def _wait(stream: IO[str], state: Path, elsewhere_s: float) -> None:
         known = read_holder(stream)
         waited_s = time.monotonic() - start_s
         is_here = known.get("host") == socket.gethostname()
-        who = f"{state}: a trainer is at work there, process {known.get('pid', 'unknown')}"
+        who = f"{state}: a trainer is running there, process {known.get('pid', 'unknown')}"
         if not is_here:
             who += f" on {known.get('host', 'an unknown machine')}"
         if waited_s >= (HERE_S if is_here else elsewhere_s):
             raise TransientError(
-                f"{who}, for {waited_s:.0f} s now; stop it, and run again: it saves and this run"
-                " goes on from there"
+                f"{who}, for {waited_s:.0f} s now; stop it, which saves its state, and run again to"
+                " resume from there"
             )
         if waited_s - told_s >= TOLD_EVERY_S:
             log.warning("%s; waiting for it; Ctrl-C ends the wait", who)
@@ -65,7 +65,7 @@ def prunable_states(results: Path, state: Path) -> list[Path]:
     An unfinished state may be resumed, so the newest one stays.
     """
     found: list[Path] = []
-    # The store of tokens and a guard's notes beside the states have other rules.
+    # The token store and a guard's notes next to the states have other rules.
     experts = (path for path in state.glob("[!.]*") if path.is_dir())
     for expert in sorted(experts):
         record = results / expert.name / "training.json"
@@ -81,7 +81,7 @@ def prunable_states(results: Path, state: Path) -> list[Path]:
 
 
 def find_abandoned(*folders: Path) -> list[Path]:
-    """List what killed jobs have left half-written, but for what a trainer at work removes."""
+    """List what killed jobs left half-written, except what a running trainer will remove."""
     found: list[Path] = []
     for path in sorted(path for folder in folders for path in folder.rglob(f".*{PARTIAL}")):
         states = (parent for parent in path.parents if (parent / LOCK_FILE).is_file())
