@@ -45,7 +45,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """End the run after the current step on SIGTERM, SIGINT or SIGHUP, except under nohup."""
+    """End the run after the current step on SIGTERM, SIGINT or SIGHUP (under nohup, not SIGHUP)."""
     with record_signals(ignorable=[signal.SIGHUP]) as came:
         yield lambda: bool(came)
 
