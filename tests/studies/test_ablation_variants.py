@@ -63,8 +63,8 @@ def test_a_variant_without_an_effect_is_the_plan(set_up: Setup, training: dict[s
     [
         ({"batch_size": 3}, r"of 3 rows do not divide .* of 8"),
         ({"use_tf32": True}, "trains on a CPU"),
-        ({"gpu": OLD, "bf16": True}, "Old has no"),
-        ({"gpu": OLD, "use_tf32": True}, "Old has no TF32"),
+        ({"gpu": OLD, "bf16": True}, "Old does not support bf16"),
+        ({"gpu": OLD, "use_tf32": True}, "Old lacks TF32"),
         ({"lora_r": 8}, "adapter"),
         ({"attention": "varlen"}, "CUDA"),
     ],
