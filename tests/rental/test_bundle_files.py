@@ -304,7 +304,7 @@ def test_leftovers_of_killed_openings_are_removed(tmp_path: Path) -> None:
     for name in (".e.123.partial", ".e.other.123.partial", "e"):
         (results / name).mkdir(parents=True)
     (results / ".e.123.partial" / ".lock").touch()
-    with pytest.raises(ConfigError, match="holds results; move it away"):
+    with pytest.raises(ConfigError, match="contains results; move it"):
         start(tmp_path, path)
     assert start(tmp_path, path, may_replace=True)
     assert sorted(p.name for p in results.iterdir()) == [".e.other.123.partial", "e"]

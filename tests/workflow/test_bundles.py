@@ -153,9 +153,9 @@ def test_existing_results_stay_by_default(cheap: Workspace, box: Box) -> None:
     assert sha256_file(box.root / "results/tiny/.bundle/opened.json") == before
     plan = box.root / "results/tiny/plan.json"
     plan.write_text(plan.read_text() + " ")
-    assert "holds an opened bundle, changed since" in box.refused_to_open(bundle)
+    assert "contains an opened bundle, changed since" in box.refused_to_open(bundle)
     shutil.rmtree(box.root / "results/tiny/.bundle")
-    assert "holds results; move it away" in box.refused_to_open(bundle)
+    assert "contains results; move it" in box.refused_to_open(bundle)
     box.open(bundle, "--replace")
     assert box.planned() == GPU_WORK
     assert [path.name for path in (box.root / "results").iterdir()] == ["tiny"]

@@ -310,7 +310,7 @@ class Workflow:
         return count_allowed_gpus(self._expert(wildcards).training, limit)
 
     def n_nodes(self, wildcards: Any) -> int | None:
-        """Count the machines that train together; null, which is no resource, for one."""
+        """Count the machines that train together; null, not a resource, for one."""
         return count_nodes(self._expert(wildcards).training)
 
     def threads(self, wildcards: Any) -> int:

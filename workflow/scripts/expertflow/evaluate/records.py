@@ -148,8 +148,8 @@ class EvaluationSide(Record, frozen=True, kw_only=True):
 class PairedChange(Record, frozen=True, kw_only=True):
     """One side minus the other on the same ``n`` questions or documents, by paired bootstrap.
 
-    ``change`` is no measurable change if the interval includes zero or fewer than six pairs, or
-    groups of them, differ. Lower is better for a loss, higher for a metric.
+    ``change`` says that nothing measurable changed if the interval includes zero, or fewer than six
+    pairs or groups differ. Lower is better for a loss, higher for a metric.
     """
 
     quantity: str

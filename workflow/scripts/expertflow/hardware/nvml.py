@@ -61,7 +61,7 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
     except pynvml.NVMLError as error:
         return Gpus(reason=f"NVML: {error}")
     # The driver also counts cards that a batch system hides from this job, which CUDA and
-    # nvidia-smi skip; and one that fell off the bus is no reason to skip the others.
+    # nvidia-smi skip; and one that fell off the bus must not hide the others.
     for i in range(count):
         try:
             handles.append(pynvml.nvmlDeviceGetHandleByIndex(i))

@@ -70,7 +70,7 @@ def label_bar(bar: Bar) -> str:
 
 def is_faster(bar: Bar) -> bool:
     ratio, is_speed = bar.ratio, bar.metric == "tokens_per_s"
-    # Null: the losses were not compared, which is no objection.
+    # Null: the losses were not compared, which does not count against it.
     return is_speed and ratio is not None and ratio.low > NOTABLE and bar.is_sane is not False
 
 

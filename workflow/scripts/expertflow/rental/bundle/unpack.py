@@ -50,7 +50,7 @@ def open_bundle(
         what = f"{bundle}: carries its maker's own code, {own_code}"
         if not opened.allow_own_code:
             raise ConfigError(
-                f"{what}; evaluation runs it with your rights. Read it, then --allow-own-code"
+                f"{what}, which evaluation runs with your rights; read it, then use --allow-own-code"
             )
         log.warning("%s, which evaluation runs with your rights", what)
     with _hold_expert(directory, index.expert):
@@ -63,16 +63,16 @@ def open_bundle(
         ):
             _complete_model(index, results, model)
             return False
-        # After the check of equality: opening the same bundle twice is no mistake.
+        # After the check of equality: opening the same bundle twice is not an error.
         if results.exists() and not may_replace:
             is_bundle = (results / records.CARRIED).exists()
             what = "an opened bundle, changed since or another one" if is_bundle else "results"
             raise ConfigError(
-                f"{results}: holds {what}; move it away, use --directory, or drop it with --replace"
+                f"{results}: contains {what}; move it, use --directory, or drop it with --replace"
             )
         with _unpack(bundle, index, results) as partial:
             _complete_model(index, partial, model)
-            # From here on settings are those of the bundle; until the rename nobody sees it.
+            # From here on the bundle's settings apply; nobody sees it before the rename.
             write_record(partial / records.OPENED, opened)
             _prepare_for_snakemake(partial, directory, index)
             remove(results)

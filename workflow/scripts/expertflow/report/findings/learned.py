@@ -251,7 +251,7 @@ def find_judge_conflicts(report: Report) -> Findings:
         return
     # If no pair was decided, anything is possible.
     low, high = judge.ci95 or (0.0, 1.0)
-    # Half of the pairs won is no preference.
+    # Half of the pairs won is not a preference.
     prefers = BETTER if low > 0.5 else WORSE if high < 0.5 else None
     if change is not None and {prefers, change.change} == {BETTER, WORSE}:
         model = "expert" if prefers == BETTER else "untrained model"
