@@ -55,7 +55,7 @@ def broken_at(monkeypatch: pytest.MonkeyPatch, *, step: int, loss: float) -> Non
     monkeypatch.setattr(PackedLoss, "forward", broken)
 
 
-TOO_HIGH = r"its loss is 50 nats a token, above max_loss 9\.1"
+TOO_HIGH = r"its loss is 50 nats per token, above max_loss 9\.1"
 
 
 STUCK = "its loss is 5 and its gradient norm is 0"

@@ -41,7 +41,7 @@ def _head(plan: TrainPlan) -> Iterator[str]:
     )
     yield (
         f"{plan.n_params_trainable:,} of {plan.n_params_total:,} parameters are trained;"
-        f" {plan.flops_per_token_model / 1e9:.3g} GFLOP a token"
+        f" {plan.flops_per_token_model / 1e9:.3g} GFLOP per token"
     )
 
 

@@ -236,7 +236,7 @@ def _check(run: TrainingRun, record: StepRecord) -> None:
         norm = "0: nothing more would be learned" if is_stuck else "not finite"
         problem = f"its loss is {record.loss:.4g} and its gradient norm is {norm}"
     elif math.isfinite(record.loss):
-        problem = f"its loss is {record.loss:.4g} nats a token, above max_loss {limit:.4g}"
+        problem = f"its loss is {record.loss:.4g} nats per token, above max_loss {limit:.4g}"
     else:
         problem = f"its loss is {record.loss}"
     rows = run.feed.order.rows_of_step(record.step - 1).tolist()
