@@ -50,7 +50,7 @@ def open_bundle(
         what = f"{bundle}: carries its maker's own code, {own_code}"
         if not opened.allow_own_code:
             raise ConfigError(
-                f"{what}, which evaluation runs with your rights; read it, then use --allow-own-code"
+                f"{what}, which evaluation runs with your rights; read it, then --allow-own-code"
             )
         log.warning("%s, which evaluation runs with your rights", what)
     with _hold_expert(directory, index.expert):
