@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import Struct, field
@@ -24,7 +24,6 @@ from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.train.device import apply_switches
 from expertflow.train.feed.loader import BaseFeed, make_feed
-from expertflow.train.feed.on_the_fly import Documents, read_on_the_fly
 from expertflow.train.model.load import describe_weights, load_for_training
 from expertflow.train.model.start_check import Route
 from expertflow.train.optimizers import make_optimizer
@@ -34,6 +33,10 @@ from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.start import prepare_loss
 from expertflow.train.timing import Clock, StepTimer
+
+if TYPE_CHECKING:
+    # It imports packages that a run on packed rows does not need, as in a peer's environment.
+    from expertflow.train.feed.on_the_fly import Documents
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ class TrainInputs(Record, frozen=True, kw_only=True):
     rows: Path
     state: Path
     weights: Path | None = None
-    documents: Documents | None = None
+    documents: "Documents | None" = None
     since_start: bool = True
     seen_s: float = 0.0
 
@@ -220,6 +223,8 @@ def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRo
             f"{rows}: has no packed rows, and {plan.world_size} processes cannot tokenize on the"
             " fly; run pack_sequences again"
         )
+    from expertflow.train.feed.on_the_fly import read_on_the_fly
+
     source = f"data tokenized on the fly, {rows} has no packed rows"
     log.warning("%s", source)
     return (*read_on_the_fly(plan, inputs.model, documents), source)

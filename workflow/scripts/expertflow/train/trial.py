@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
@@ -23,7 +23,6 @@ from expertflow.train import loop, memory, processes, step_hooks
 from expertflow.train.compilation import note_compilation, try_to_compile
 from expertflow.train.device import configure_allocator
 from expertflow.train.feed.loader import load_batches
-from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.model.weights import Diverged
 from expertflow.train.records import ModelRecord, TrialResult
 from expertflow.train.run import (
@@ -35,6 +34,10 @@ from expertflow.train.run import (
 )
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.timing import mark_time, seconds_between
+
+if TYPE_CHECKING:
+    # It imports packages that a trial on packed rows does not need, as in a peer's environment.
+    from expertflow.train.feed.on_the_fly import Documents
 
 # A trial that is too slow is abandoned after this many timed steps.
 N_JUDGED = 3
@@ -60,7 +63,7 @@ class Trial(Record, frozen=True, kw_only=True):
     max_timed_s: float = math.inf
     long_step_s: float = math.inf
     least_tokens_per_s: float | None = None
-    documents: Documents | None = None
+    documents: "Documents | None" = None
     with_save: bool = False
 
 
