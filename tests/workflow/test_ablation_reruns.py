@@ -17,7 +17,7 @@ TWO = {
         "start": {"name": "naive", "label": "Naive", "training": {"bf16": False}},
         "steps": [{"name": "end", "label": "The plan", "as_planned": ["bf16"]}],
     },
-    "claims": [{"claim": "c", "by": "A", "output": "2x", "of": "plan", "to": "naive", "low": 2.0}],
+    "claims": [{"claim": "c", "by": "A", "said": "2x", "of": "plan", "to": "naive", "low": 2.0}],
 }
 LOOSE = {"name": "loose", "label": "Loose", "training": {"attention": "sdpa"}}
 ONE = {"variants": [LOOSE]}
