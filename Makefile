@@ -77,8 +77,8 @@ compare: install
 demos: install
 	$(BIN)/snakemake --cores $(CORES)
 
-check-demos: install
-	$(BIN)/python tests/workflow/check_demos.py $(CORES)
+check-demos: demos
+	$(BIN)/python tests/workflow/check_demos.py
 
 # A worker takes a complete file, so that its fixtures are made once. One thread each: two workers
 # with many threads would only get in each other's way.
