@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder with the base model's weights")
     parser.add_argument("--accept-other-code", action="store_true", help="let rules run again")
     parser.add_argument("--allow-own-code", action="store_true", help="run its maker's own task")
-    parser.add_argument("--allow-judge", action="store_true", help="send its judge the key it asks")
+    parser.add_argument("--allow-judge", action="store_true", help="send its judge a key")
     parser.add_argument("--replace", action="store_true", help="replace existing results")
     parser.add_argument("--outcome", action="store_true", help="it is an outcome.tar")
     args = parser.parse_args()

@@ -42,7 +42,7 @@ class Copies:
         # Checkpoints go where results go, unless they have their own destination.
         self.push_store = self.sync_store if push is None else open_store(push, self.cancel)
         # While the command runs; its cost is sent even if checkpoints are not.
-        self._beside = self.send_ledger if push is None else self._push_all
+        self._periodic_copy = self.send_ledger if push is None else self._push_all
         self.pulls: list[str] = []
         self.pushes: list[SendRecord] = []
         self.syncs: list[SendRecord] = []
@@ -91,7 +91,7 @@ class Copies:
     def push_soon(self) -> None:
         self.check_push()
         if self._pushing is None:
-            self._pushing = self._thread.submit(self._beside)
+            self._pushing = self._thread.submit(self._periodic_copy)
 
     def check_push(self) -> None:
         if self._pushing is not None and self._pushing.done():
