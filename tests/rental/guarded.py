@@ -47,7 +47,12 @@ from expertflow.rental.guard.ledger import Meter
 ahead = lambda: time.monotonic() + 1000 * Path("starts.txt").is_file()
 Meter.__init__.__kwdefaults__["clock"] = ahead
 """
-BUDGET = ("--usd-per-hour", "3600", "--max-usd", "500", "--reserve-seconds", "1")
+BUDGET = ("--usd-per-hour", "3600", "--max-usd", "500")
+# Failed copies are repeated without a wait.
+AT_ONCE = """
+from expertflow.rental.guard import copies
+copies.FIRST_WAIT_S = 0.0
+"""
 SAID = "$EXPERTFLOW_OUTCOME $EXPERTFLOW_EXIT_CODE $EXPERTFLOW_USD"
 HOOK = ("--disk-stays", "--on-finish", f'echo "{SAID}" >> hook')
 

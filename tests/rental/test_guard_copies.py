@@ -11,7 +11,8 @@ from support import wait_for
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import write_record, write_sealed
-from expertflow.rental.guard.copies import Copies
+from expertflow.rental.guard import copies as guard_copies
+from expertflow.rental.guard.copies import RESERVE_S, Copies
 from expertflow.rental.guard.ledger import Ledger, PaidSession, read_ledger
 from expertflow.rental.guard.options import parse_options
 from expertflow.rental.sync.store import SendRecord, SyncFailed
@@ -162,19 +163,24 @@ def test_amounts_clipped_by_a_meter_do_not_return(place: Place, tmp_path: Path) 
     assert sessions_there(place, tmp_path) == (clipped,)
 
 
-def test_the_reserve_grows_with_the_bytes_to_send(place: Place, tmp_path: Path) -> None:
+def test_the_reserve_grows_with_the_bytes_to_send(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(tmp_path / "results" / "a", "weights of a")
-    unfinished(tmp_path / "state" / "a" / "f", save_s=40.0)
     copies = copies_of(tmp_path, place)
-    assert copies.reserve_s(60.0) == 60.0 and copies.reserve_s(1.0) == 60.0
+    assert copies.reserve_s() == RESERVE_S
+    unfinished(tmp_path / "state" / "a" / "f", save_s=40.0)
     n_unsent = sum(path.stat().st_size for path in tmp_path.rglob("*.*") if path.is_file())
     sent = {"what": "x", "n_files": 1, "duration_s": 100.0, "verified": "equal"}
+    # No speed was measured yet.
+    monkeypatch.setattr(guard_copies, "UNMEASURED_BYTES_PER_S", n_unsent / 50)
+    assert copies.reserve_s() == pytest.approx(1.5 * 90)
     copies.pushes.append(SendRecord(n_bytes=n_unsent, **sent))
-    assert copies.reserve_s(1.0) == pytest.approx(1.5 * 140)
+    assert copies.reserve_s() == pytest.approx(1.5 * 140)
     # A state has nothing left to save or send once its model was sent.
     sent["what"] = "state/a/f/finished"
     copies.pushes.append(SendRecord(n_bytes=0, **sent))
-    assert copies.reserve_s(1.0) < 1.5 * 100
+    assert copies.reserve_s() < 1.5 * 100
 
 
 def test_an_unreadable_place_starts_nothing(place: Place, tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ def test_a_second_guard_in_a_folder_is_rejected(tmp_path: Path) -> None:
         (("--usd-per-hour", "1", "--paid-since", LATER), "is in the future"),
         (("--paid-since", "9999-12-31T23:59:59-12:00"), "is not a time; write it as"),
         (("--on-finish", "stop"), "add --sync-to DEST, or --without-sync if the disk is kept"),
-        (("--sync-retries", "-1"), "must be 0 or more"),
         (("--without-sync", "--on-finish", ""), "--on-finish is empty; pass a command"),
         (("--notice-command", " "), "--notice-command is empty; pass a command"),
         (("--push", "s3:///x"), "use a path, host:path"),
@@ -112,21 +111,17 @@ def test_a_snakemake_in_another_folder_is_rejected(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--sync-to", "--push"])
-def test_a_copy_on_the_same_disk_does_not_count(here: Path, option: str) -> None:
-    there = ("--sync-to", "s3://b/x", "--results", str(here / "results"), option, "bucket/run1")
-    with pytest.raises(ConfigError, match="--disk-stays if the disk is kept"):
+@pytest.mark.parametrize(("folder", "other"), [("results", "state"), ("state", "results")])
+def test_a_copy_on_the_same_disk_does_not_count(
+    here: Path, option: str, folder: str, other: str
+) -> None:
+    # The other one is elsewhere.
+    there = ("--sync-to", "s3://b/x", f"--{other}", "/proc", option, "bucket/run1")
+    problem = f"on the disk of {folder}.* --disk-stays if the disk is kept"
+    with pytest.raises(ConfigError, match=problem):
         settings(*there, "--on-finish", "stop")
     settings(*there)
     settings(*there, "--on-finish", "stop", "--disk-stays")
-
-
-@pytest.mark.parametrize("folder", ["results", "state"])
-def test_a_copy_survives_only_on_another_disk(here: Path, folder: str) -> None:
-    # The other one is elsewhere.
-    other = {"results": "state", "state": "results"}[folder]
-    options = ("--sync-to", "bucket/run1", f"--{other}", "/proc", "--on-finish", "stop")
-    with pytest.raises(ConfigError, match=f"on the disk of {folder}"):
-        settings(*options)
 
 
 def test_nothing_is_copied_into_itself(here: Path) -> None:
@@ -152,9 +147,9 @@ def test_a_tilde_is_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch)
 @long
 def test_an_unwritable_ledger_does_not_hold_back_results(tmp_path: Path) -> None:
     work = "mkdir results; echo x > results/x; rm -r state/.guard; touch state/.guard"
-    options = ("--sync-to", str(tmp_path / "there"), "--sync-retries", "0", *guarded.HOOK)
+    options = ("--sync-to", str(tmp_path / "there"), *guarded.HOOK)
     price = ("--usd-per-hour", "1", "--max-usd", "5")
-    out = guarded.run(tmp_path, *price, *options, line=work, code=84)
+    out = guarded.run(tmp_path, *price, *options, line=work, patch=guarded.AT_ONCE, code=84)
     assert "the ledger could not be written" in out
     assert (tmp_path / "there" / "results" / "x").read_text() == "x\n"
     assert not (tmp_path / "hook").exists()
@@ -202,7 +197,7 @@ Meter.__init__.__kwdefaults__["clock"] = ahead
 @long
 def test_no_error_at_the_end_of_a_pull_keeps_the_machine(tmp_path: Path) -> None:
     # At a dollar per second, half a second is left for the pull.
-    price = ("--usd-per-hour", "3600", "--max-usd", "500", "--reserve-seconds", "499.5")
+    price = ("--usd-per-hour", "3600", "--max-usd", "60.5")
     options = (*price, "--push", "there", *guarded.HOOK, "--without-sync")
     out = guarded.run(tmp_path, *options, command=["touch", "worked"], patch=ODD_LEDGER, code=80)
     assert (tmp_path / "hook").is_file() and "push: ValueError: unheard of" in out, out
@@ -295,15 +290,15 @@ def test_impossible_options_of_a_job_end_in_one_line(text: str, problem: str) ->
 
 @long
 def test_a_failed_command_is_stopped_too(tmp_path: Path) -> None:
-    work = "mkdir -p results/base_model; touch results/base_model/w; echo half > results/log"
-    options = ("--sync-to", "there", "--skip", "base_model", *guarded.HOOK)
-    out = guarded.run(tmp_path, *options, line=f"{work}; exit 3", code=3)
+    options = ("--sync-to", "there", *guarded.HOOK)
+    work = "mkdir results; echo half > results/log; exit 3"
+    out = guarded.run(tmp_path, *options, line=work, code=3)
     assert "dollars unknown" in out, out
     assert (tmp_path / "hook").read_text() == "failed 3 \n"
     found = guarded.record(tmp_path)
     assert found["usd"] is None and found["unavailable"]["usd"] == "no --usd-per-hour"
     there = tmp_path / "there" / "results"
-    assert (there / "log").read_text() == "half\n" and not (there / "base_model").exists()
+    assert (there / "log").read_text() == "half\n"
     # The record exists, too, as it did before the command ran.
     assert '"outcome": "failed"' in (there / "guard.json").read_text()
     (sync,) = found["syncs"]
@@ -312,11 +307,11 @@ def test_a_failed_command_is_stopped_too(tmp_path: Path) -> None:
 
 
 # Copies of results fail this many times, unexpectedly.
-ODD = """
-from expertflow.rental.guard import copies
+ODD = (
+    guarded.AT_ONCE
+    + """
 from expertflow.rental.sync.stores import LocalStore
 
-copies.FIRST_WAIT_S = 0.0
 send, left = LocalStore.send_files, {n_times}
 
 def odd(store, folder, key, names):
@@ -328,12 +323,13 @@ def odd(store, folder, key, names):
 
 LocalStore.send_files = odd
 """
+)
 
 
 @long
 @pytest.mark.parametrize(("n_times", "exit_code"), [(1, 0), (99, 84)])
 def test_no_error_in_a_copy_ends_the_guard(tmp_path: Path, n_times: int, exit_code: int) -> None:
-    options = ("--sync-to", "there", "--sync-retries", "1", *guarded.HOOK)
+    options = ("--sync-to", "there", *guarded.HOOK)
     work, odd = "mkdir results; echo x > results/x", ODD.format(n_times=n_times)
     out = guarded.run(tmp_path, *options, line=work, patch=odd, code=exit_code)
     assert "odd\n" in out, out

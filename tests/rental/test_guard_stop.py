@@ -79,13 +79,11 @@ def test_a_repeated_signal_kills_but_not_an_echo(
     assert running_in(tmp_path) == []
 
 
-NOTICE = ("--notice-command", "test -e notice", "--notice-seconds")
-
-
 def test_a_signal_during_the_guards_own_stop_kills_nothing(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
-    guard = guarded.start_trainer(tmp_path, *NOTICE, "60", *guarded.HOOK, "--without-sync")
+    options = ("--notice-command", "test -e notice", *guarded.HOOK, "--without-sync")
+    guard = guarded.start_trainer(tmp_path, *options)
     (tmp_path / "notice").touch()
     guarded.wait_for_line(guard, "stopping")
     guard.terminate()
@@ -99,17 +97,11 @@ def test_a_signal_during_the_guards_own_stop_kills_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "hook").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"), [(("--grace-seconds", "0.2"), 143), ((*NOTICE, "0.2"), 83)]
-)
-def test_a_grace_ends_with_a_kill(tmp_path: Path, options: tuple[str, ...], expected: int) -> None:
+def test_a_grace_ends_with_a_kill(tmp_path: Path) -> None:
     (tmp_path / "hold").touch()
-    guard = guarded.start_trainer(tmp_path, *options)
-    if expected == 83:
-        (tmp_path / "notice").touch()
-    else:
-        guard.terminate()
-    guarded.end(guard, code=expected)
+    guard = guarded.start_trainer(tmp_path, "--grace-seconds", "0.2")
+    guard.terminate()
+    guarded.end(guard, code=143)
     assert guarded.record(tmp_path)["exit_code"] == 137
     assert not (tmp_path / "saved.txt").exists()
     assert running_in(tmp_path) == []
@@ -191,7 +183,7 @@ def test_a_restarted_machine_stops_when_the_budget_is_spent(tmp_path: Path, is_f
     # After an earlier session, missing results cannot be assumed to be elsewhere.
     shutil.rmtree(again / "results")
     (again / "hook").unlink()
-    out = guarded.run(again, *options, "--sync-retries", "0", command=["true"], code=84)
+    out = guarded.run(again, *options, command=["true"], patch=guarded.AT_ONCE, code=84)
     assert "NOT SYNCED" in out
     assert not (again / "hook").exists()
 

@@ -28,7 +28,7 @@ Meter.total_usd = lambda meter, **ahead: 99.0 if has_saved() else usd(meter, **a
 
 def start(space: Workspace, program: Path, there: Path) -> "subprocess.Popen[str]":
     options = ["--usd-per-hour", "2.49", "--max-usd", "50", "--sync-to", there, "--disk-stays"]
-    options += ["--skip", "base_model", "--on-finish", "echo $EXPERTFLOW_OUTCOME >> hooks"]
+    options += ["--on-finish", "echo $EXPERTFLOW_OUTCOME >> hooks"]
     return space.start(sys.executable, program, *options, "--", SNAKEMAKE, "--cores", "2", TARGET)
 
 

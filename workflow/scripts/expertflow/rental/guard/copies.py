@@ -19,9 +19,13 @@ from expertflow.train.saved import checkpoint_files
 
 log = logging.getLogger(__name__)
 HOLD, SENT = "hold", "%s %s: %d bytes in %.1f s"
-FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 80.0
+N_RETRIES, FIRST_WAIT_S, LONGEST_WAIT_S = 5, 5.0, 80.0
+# At least this long is reserved for the last save and copies.
+RESERVE_S = 60.0
 # Transfers may take longer than the last ones: networks vary.
 MARGIN = 1.5
+# The speed of copies until one was measured: a judgment, a common network of rented machines.
+UNMEASURED_BYTES_PER_S = 100e6
 
 
 class Copies:
@@ -35,7 +39,7 @@ class Copies:
 
     def __init__(self, options: GuardOptions) -> None:
         self.cancel = threading.Event()
-        self.state, self.results, self.skip = options.state, options.results, options.skip
+        self.state, self.results = options.state, options.results
         self.own = self.state / ".guard"
         push, sync_to = options.push, options.sync_to
         self.sync_store = None if sync_to is None else open_store(sync_to, self.cancel)
@@ -147,7 +151,7 @@ class Copies:
         if self.sync_store is None:
             return
         with convert_errors(f"{self.results}: not copied"):
-            names = files_below(self.results, skip=self.skip)
+            names = files_below(self.results)
             if not names and self.starts_nothing and self._is_fresh:
                 return
             if not names:
@@ -166,7 +170,7 @@ class Copies:
         expected = error is None or isinstance(error, ExpertflowError)
         log.error("%s", self.failures[-1], exc_info=None if expected else error)
 
-    def reserve_s(self, floor_s: float) -> float:
+    def reserve_s(self) -> float:
         """Return the seconds to reserve for the last save and copies, from measurements so far."""
         sent = {record.what for record in self.pushes}
         states = (s for s in states_below(self.state) if f"{key_of(s)}/{FINISHED}" not in sent)
@@ -176,7 +180,7 @@ class Copies:
         points = (point for progress in progresses for point in progress.get("save_points", []))
         save_s, n_unsent = max((point["save_s"] for point in points), default=0.0), 0
         if self.sync_store is not None:
-            names = files_below(self.results, skip=self.skip)
+            names = files_below(self.results)
             n_results = sum((self.results / name).stat().st_size for name in names)
             # An estimate: replaced files count as sent.
             n_unsent = max(0, n_results - sum(record.n_bytes for record in self.syncs))
@@ -185,7 +189,8 @@ class Copies:
         # A copy that moved nothing has no speed.
         done = [record for record in (*self.pushes, *self.syncs) if record.n_bytes]
         duration_s, n_sent = sum(r.duration_s for r in done), sum(r.n_bytes for r in done)
-        return max(floor_s, MARGIN * (save_s + (n_unsent * duration_s / n_sent if n_sent else 0.0)))
+        s_per_byte = duration_s / n_sent if done else 1 / UNMEASURED_BYTES_PER_S
+        return max(RESERVE_S, MARGIN * (save_s + n_unsent * s_per_byte))
 
 
 def _run_all(tasks: Iterable[Callable[[], None]]) -> None:

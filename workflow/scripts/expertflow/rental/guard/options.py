@@ -32,30 +32,21 @@ def parse_options(arguments: Sequence[str], description: str | None) -> GuardOpt
     def add(option: str, words: str | None = None, **settings: Any) -> None:
         parser.add_argument(option, help=words, **settings)
 
-    def add_seconds(option: str, default: float, words: str) -> None:
-        name = option.removeprefix("--").replace("-seconds", "_s")
-        add(option, words, dest=name, type=_number, default=default, metavar="SECONDS")
-
     add("--usd-per-hour", "price of the machine", type=_positive)
     add("--max-usd", "stop at a checkpoint before more than this is spent", type=_positive)
     since = "when billing started, ISO 8601; default: now"
     add("--paid-since", since, dest="paid_since_s", metavar="TIME", type=_moment_s)
     add("--forget-spent", "do not count earlier sessions", action="store_true")
-    add_seconds("--reserve-seconds", 60.0, "minimum time reserved for save and sync")
     add("--idle-minutes", "stop when no card is busy; 0: never", type=_number, default=10.0)
-    add("--idle-percent", "a card below this utilization is idle", type=_number, default=5.0)
     add("--stalled-minutes", "stop at a standstill; 0: never", type=_number, default=30.0)
     add("--notice-command", "run every second; exit 0: machine is reclaimed", metavar="CMD")
-    add_seconds("--notice-seconds", 5.0, "time left after a notice")
-    add_seconds("--grace-seconds", 120.0, "time to save after a stop")
+    add("--grace-seconds", "time to save after a stop or notice", type=_number, default=120.0)
     # Shells do not expand the tilde in --push=~/x.
     home: Callable[[str], str] = os.path.expanduser
     add("--push", "copy the newest checkpoints there", metavar="DEST", type=home)
     add("--push-minutes", type=_positive, default=10.0)
     add("--no-pull", "do not restore checkpoints", dest="pull", action="store_false")
     add("--sync-to", "copy results there at the end, and verify them", metavar="DEST", type=home)
-    add("--sync-retries", type=int, default=5)
-    add("--skip", "exclude from the sync", metavar="NAME", action="append", default=[])
     add("--on-finish", "run once all is verified, to stop the machine", metavar="CMD")
     add("--without-sync", "let --on-finish run with nothing copied", action="store_true")
     add("--disk-stays", "DEST may be a folder on the results' disk", action="store_true")
@@ -108,8 +99,6 @@ def _check(options: GuardOptions) -> None:
                     f"{word}: Snakemake would write where the guard does not look; start the guard"
                     " in that folder, or set --results and --state"
                 )
-    if options.sync_retries < 0:
-        raise ConfigError(f"--sync-retries {options.sync_retries}: must be 0 or more")
 
 
 def _check_folder(option: str, destination: Path, options: GuardOptions) -> None:

@@ -18,7 +18,7 @@ from expertflow.core.files import remove
 from expertflow.core.locks import try_lock
 from expertflow.core.process import SIGNALS, kill_group
 from expertflow.core.records import write_record
-from expertflow.rental.guard.copies import Copies, as_sync_failed
+from expertflow.rental.guard.copies import N_RETRIES, RESERVE_S, Copies, as_sync_failed
 from expertflow.rental.guard.ledger import LEDGER, BudgetSpent, Meter
 from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.guard.records import GuardRecord, Outcome, StopCause
@@ -56,7 +56,7 @@ class Guard:
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._zero_s = self._noted_s = self._pushed_s = time.monotonic()
         # Long ago, so that the first budget check measures.
-        self._estimated_s, self._reserve_s = -ESTIMATE_EVERY_S, options.reserve_s
+        self._estimated_s, self._reserve_s = -ESTIMATE_EVERY_S, RESERVE_S
 
     def run(self) -> int:
         for number in SIGNALS:
@@ -128,17 +128,16 @@ class Guard:
             max_usd=options.max_usd,
             since_s=options.paid_since_s,
         )
-        if not self.meter.has_usd_for(options.reserve_s):
+        if not self.meter.has_usd_for(RESERVE_S):
             raise BudgetSpent(
-                f"{self.meter.format_usd()} spent, and {options.reserve_s:g} s reserved for save"
+                f"{self.meter.format_usd()} spent, and {RESERVE_S:g} s reserved for save"
                 " and sync; raise --max-usd, or start a new budget with --forget-spent"
             )
         self.meter.write_ledger()
 
     def pull_states(self) -> None:
         """Pull states; raise BudgetSpent once only the budget's reserve is left."""
-        reserve_s = self.options.reserve_s
-        timer = threading.Timer(self.meter.lasts_s(reserve_s), self.copies.cancel.set)
+        timer = threading.Timer(self.meter.lasts_s(RESERVE_S), self.copies.cancel.set)
         timer.daemon = True
         timer.start()
         try:
@@ -148,7 +147,7 @@ class Guard:
             timer.cancel()
             timer.join()
             self._note()
-            if not self.meter.has_usd_for(reserve_s):
+            if not self.meter.has_usd_for(RESERVE_S):
                 self.copies.cancel.clear()
                 try:
                     with as_sync_failed():
@@ -170,14 +169,13 @@ class Guard:
     def _run(self) -> int:
         options = self.options
         # Before any thread starts: the supervisor is a fork of this process.
-        supervisor = Supervisor(options.command, grace_s=options.grace_s)
+        supervisor = Supervisor(options.command, grace_s=options.grace_seconds)
         notice, idle, code = Notice(options.notice_command), None, os.EX_SOFTWARE
         broken = StopCause(outcome="failed", why="the guard itself failed, see its log")
         cause: StopCause | None = broken
         with ExitStack() as stack:
             try:
-                minutes, percent = options.idle_minutes, options.idle_percent
-                idle = IdleGpu(stack, minutes=minutes, busy_percent=percent)
+                idle = IdleGpu(stack, minutes=options.idle_minutes)
                 log.info("idle timer %s", idle.state)
                 logs = options.results.parent / ".snakemake/log"
                 still = Standstill(
@@ -230,7 +228,7 @@ class Guard:
         if time.monotonic() - self._estimated_s >= ESTIMATE_EVERY_S:
             self._estimated_s = time.monotonic()
             try:
-                self._reserve_s = self.copies.reserve_s(self.options.reserve_s)
+                self._reserve_s = self.copies.reserve_s()
             except (OSError, SyncFailed) as error:
                 log.warning("the reserve stays %.0f s: %s", self._reserve_s, error)
         if self.meter.has_usd_for(self._reserve_s):
@@ -242,11 +240,10 @@ class Guard:
     def _stop(self, supervisor: Supervisor, cause: StopCause) -> int:
         """Have the command save and exit; kill it after the grace period or a repeated signal."""
         log.warning("stopping, %s: %s", cause.outcome, cause.why)
-        begun_s, signaled_s, options = time.monotonic(), 0.0, self.options
-        grace_s = options.notice_s if cause.outcome == "notice" else options.grace_s
+        begun_s, signaled_s = time.monotonic(), 0.0
         while (code := supervisor.poll()) is None:
             now_s = time.monotonic()
-            if now_s - begun_s > grace_s or self._is_insisted:
+            if now_s - begun_s > self.options.grace_seconds or self._is_insisted:
                 log.warning("still running after %.1f s: killed", now_s - begun_s)
                 supervisor.kill()
                 return supervisor.wait()
@@ -285,7 +282,7 @@ class Guard:
         self._may_cancel = True
         synced = self._note()
         if self.copies.push_store is not None:
-            n_retries = 0 if hurried else self.options.sync_retries
+            n_retries = 0 if hurried else N_RETRIES
             synced &= self.copies.send_with_retries(n_retries=n_retries, may_go_on=self._may_go_on)
         hook = self.options.on_finish
         refusal = "not requested" if hook is None else self._refusal(synced, hurried)

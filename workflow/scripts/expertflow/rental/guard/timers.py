@@ -18,6 +18,8 @@ from expertflow.rental.sync.store import files_below
 
 log = logging.getLogger(__name__)
 GPU_EVERY_S, NOTICE_EVERY_S, NOTICE_PATIENCE_S = 2.0, 1.0, 5.0
+# A card below this utilization is idle.
+BUSY_PERCENT = 5.0
 STALLED_CHECKS = 20
 # A hanging training is still monitored: the monitor's readings are not a sign of life.
 WATCHERS = frozenset({"gpu.jsonl", "monitor.json", "guard.json", ".guard"})
@@ -32,8 +34,8 @@ CANNOT_RUN = (126, 127)
 class IdleGpu:
     """Reports that no card was busy for some minutes; an unreadable card may be busy."""
 
-    def __init__(self, stack: ExitStack, *, minutes: float, busy_percent: float) -> None:
-        self._limit_s, self._busy_percent = 60 * minutes, busy_percent
+    def __init__(self, stack: ExitStack, *, minutes: float) -> None:
+        self._limit_s = 60 * minutes
         # Counts as busy at the start: nothing earlier is known.
         self._busy_s = self._due_s = time.monotonic()
         self._devices: tuple[Device, ...] = ()
@@ -41,7 +43,7 @@ class IdleGpu:
         if minutes > 0:
             gpus = stack.enter_context(open_gpus())
             self._devices = gpus.devices
-            self.state = f"on: {len(gpus.devices)} cards, {minutes:g} min below {busy_percent:g} %"
+            self.state = f"on: {len(gpus.devices)} cards, {minutes:g} min below {BUSY_PERCENT:g} %"
             if gpus.reason is not None:
                 self.state = f"off: {gpus.reason}"
 
@@ -57,12 +59,12 @@ class IdleGpu:
             log.warning("idle timer %s", self.state)
             return None
         # A card without readings may be busy.
-        if len(known) < len(shares) or max(known) >= self._busy_percent:
+        if len(known) < len(shares) or max(known) >= BUSY_PERCENT:
             self._busy_s = now_s
         idle_s = now_s - self._busy_s
         if idle_s < self._limit_s:
             return None
-        return f"no card was {self._busy_percent:g} % busy for {idle_s / 60:.1f} min"
+        return f"no card was {BUSY_PERCENT:g} % busy for {idle_s / 60:.1f} min"
 
 
 class Standstill:

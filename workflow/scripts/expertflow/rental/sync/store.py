@@ -163,7 +163,7 @@ def _check_link(path: Path, folder: Path) -> None:
     if not path.is_symlink():
         return
     if not path.exists():
-        raise SyncFailed(f"{path}: a dangling link; remove it, or exclude it with --skip")
+        raise SyncFailed(f"{path}: a dangling link; remove it")
     # A link to a folder above it would be followed endlessly.
     above = [path.parent, *(p for p in path.parent.parents if p == folder or folder in p.parents)]
     if path.is_dir() and path.resolve() in {p.resolve() for p in above}:
