@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from msgspec.structs import replace
 
@@ -10,7 +9,7 @@ from expertflow.config.read_yaml import Settings, suggest_name
 from expertflow.config.validate import check, find_file, read_checked
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import fill_record
-from expertflow.studies.records import PLAN, AblationSpec, ClaimedRatio, Rows, Variant, VariantSpec
+from expertflow.studies.records import PLAN, AblationSpec, ClaimedRatio, Variant, VariantSpec
 
 
 def ablation_spec(config: Settings, folders: Sequence[Path]) -> AblationSpec:
@@ -72,25 +71,10 @@ def ablation_files(config: Settings, folders: Sequence[Path]) -> list[Path]:
 
 
 def _singles(value: Settings, path: Path) -> list[Variant]:
-    made = []
-    for row in value["variants"]:
-        variant = Variant(**{"rows": "packed", "training": {}, **row})
+    variants = [Variant(**{"rows": "packed", "training": {}, **row}) for row in value["variants"]]
+    for variant in variants:
         _check_training(variant, path)
-        unlike = "saves" in row and variant.metric != "hours"
-        changed = bool(variant.training) or variant.rows != "packed"
-        if unlike or (variant.metric != "tokens_per_s" and changed):
-            key = "saves" if unlike else "training and rows"
-            raise ConfigError(
-                f"{path}: variant {variant.name!r} has metric {variant.metric}, which cannot be"
-                f" combined with {key}; remove one of them"
-            )
-        if variant.metric == "hours" and variant.saves == 1.0:
-            raise ConfigError(
-                f"{path}: variant {variant.name!r} has metric hours and the plan's saves; set"
-                " saves, e.g. 0.5"
-            )
-        made.append(variant)
-    return made
+    return variants
 
 
 def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
@@ -98,37 +82,15 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
     start = Variant(**{"rows": "packed", "training": {}, **ladder["start"], "of": of, "rung": 0})
     _check_training(start, path)
     rungs, training = [start], dict(start.training)
-    order = get_args(Rows)
     for i, step in enumerate(ladder["steps"], 1):
-        undone = list(step.get("as_planned", []))
-        for key in undone:
-            if key not in training:
-                raise ConfigError(
-                    f"{path}: step {step['name']!r} returns {key!r} to the plan, but no earlier"
-                    f" rung changed it; {suggest_name(key, training)}"
-                )
-            # Each rung undoes some of the start's changes, until only the plan is left.
-            del training[key]
-        before = rungs[-1].rows
-        rows: Rows = step.get("rows", before)
-        if rows != before:
-            undone.append("rows")
-        if not undone:
-            raise ConfigError(
-                f"{path}: step {step['name']!r} changes nothing; set as_planned, or other rows"
-            )
-        # The first of Rows is the plan's.
-        if order.index(rows) > order.index(before):
-            raise ConfigError(
-                f"{path}: step {step['name']!r} goes from rows {before} to {rows}, away from the"
-                " plan; a ladder must lead to it"
-            )
+        # Each rung undoes some of the start's changes, until only the plan is left.
+        training = {k: v for k, v in training.items() if k not in step.get("as_planned", ())}
         rungs.append(
             Variant(
                 name=step["name"],
                 label=step["label"],
-                rows=rows,
-                training=dict(training),
+                rows=step.get("rows", rungs[-1].rows),
+                training=training,
                 of=of,
                 rung=i,
             )
@@ -155,20 +117,12 @@ def _check_training(variant: Variant, path: Path) -> None:
     }
     schema = {"type": "object", "additionalProperties": False, "properties": known}
     check(variant.training, schema, where=f"{path}: variant {variant.name!r}: training")
-    if not variant.label.strip():
-        raise ConfigError(f"{path}: variant {variant.name!r} has an empty label; add one")
 
 
 def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:
-    where = f"{path}: claim {claim.claim!r}"
     for key in (claim.of, claim.to):
         if key not in names:
             raise ConfigError(
-                f"{where} names {key!r}, which is not a variant; {suggest_name(key, names)}"
+                f"{path}: claim {claim.claim!r} names {key!r}, which is not a variant;"
+                f" {suggest_name(key, names)}"
             )
-    if claim.of == claim.to and claim.unmeasured is None:
-        raise ConfigError(f"{where} compares {claim.of!r} with itself; compare two variants")
-    if claim.high is not None and (claim.low is None or claim.low > claim.high):
-        raise ConfigError(
-            f"{where} has high {claim.high:g} and low {claim.low}; set both, the lower one as low"
-        )
