@@ -1,13 +1,12 @@
 """Claims checked against their own numbers, and our own figures against each other."""
 
-import math
 from typing import Any
 
 import plan_fixtures
 import pytest
 import yaml
 from msgspec.structs import replace
-from support import ROOT
+from support import ROOT, run_script
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json
@@ -29,15 +28,12 @@ def test_a_progress_bar_shows_minutes() -> None:
 
 
 def test_impossible_figures_are_rejected_by_name() -> None:
-    for text in ("46", "46:99", "99:46", "1:75:00", "1 day", "4:4", "1:2:3:4"):
+    for text in ("46", "46:99", "99:46", "1:75:00", "1 day", "4:4", "1:2:3:4", "0:00"):
         with pytest.raises(ConfigError, match="neither minutes:seconds nor"):
             parse_duration(text)
-    claim = {"hours": 2.0, "n_steps": 5, "steps_per_s": 1.0, "n_saves": 1, "minutes_per_save": 1.0}
-    wrong: dict[str, Any] = {"steps_per_s": 0.0, "n_saves": 0, "usd": -1.0, "n_steps": -5}
-    wrong |= {"hours": math.nan, "parts_hours": (1.0, -1.0), "duration": "0:00"}
-    for key, figure in wrong.items():
-        with pytest.raises(ConfigError, match=f"the claim's {key} is .*; set a number"):
-            checks(**{**claim, key: figure})
+    done = run_script("check_claims", "--steps=0", "--usd=-1", "--parts-hours", "1", "-1")
+    for problem in ("'n_steps' is 0", "'usd' is -1.0", "'parts_hours.1' is -1.0"):
+        assert f"claim: key {problem}: it must be at least" in done.stderr
 
 
 RATE = {"n_steps": 3558, "steps_per_s": 1.25, "usd_per_hour": 2.49}
@@ -113,7 +109,5 @@ def test_no_card_computes_more_than_its_peak(n_cards: int) -> None:
     claim = {"hardware": "H100 SXM", "steps_per_s": 50.0, "tokens_per_step": 8192.0}
     assert checks(plan, **claim)[-1].finding.endswith("H100 SXM's peak: impossible")
     assert not checks(plan, **claim)[-1].holds
-    slow = checks(plan, **{**claim, "steps_per_s": 1.0})[-1]
-    assert not slow.holds and "0.082 times this plan's prediction: check it again" in slow.finding
     assert all(check.holds for check in checks(plan, **{**claim, "steps_per_s": 10.0}))
     assert len(checks(plan, **{**claim, "hardware": "L4"})) == 1

@@ -6,14 +6,14 @@ For example:
 """
 
 import sys
-from pathlib import Path
 from typing import get_args
 
+from expertflow.config.validate import check
 from expertflow.core import cli
-from expertflow.core.records import read_record
-from expertflow.core.settings import list_settings
+from expertflow.core.records import from_json
+from expertflow.core.settings import json_schema, list_settings
 from expertflow.plan.claims import check_claims
-from expertflow.plan.records import Claim, Precision, TrainPlan
+from expertflow.plan.records import Claim, Precision
 from expertflow.plan.show import claim_line
 
 
@@ -33,14 +33,10 @@ def main() -> None:
         "--speedups", type=float, nargs="+", default=[], help="factors, except TF32's"
     )
     parser.add_argument("--precision", choices=get_args(Precision), help="TF32 only affects fp32")
-    parser.add_argument("--hardware", type=Path, metavar="PLAN", help="plan.json with the card")
-    args = vars(parser.parse_args())
-    path, parts = args.pop("hardware"), tuple(args.pop("parts_hours"))
-    args["speedups"] = tuple(args["speedups"])
-    plan = read_record(TrainPlan, path) if path else None
-    hardware = plan.hardware if plan else None
-    claim = Claim(text="by hand", parts_hours=parts, hardware=hardware, **args)
-    if not (checks := check_claims((claim,), plan)):
+    figures = {"text": "by hand", **vars(parser.parse_args())}
+    check(figures, json_schema(Claim), where="claim")
+    checks = check_claims((from_json(Claim, figures, where="claim"),))
+    if not checks:
         parser.error("these figures cannot be checked against each other; pass at least two")
     print("\n".join(claim_line(check) for check in checks))
     sys.exit(not all(check.holds for check in checks))
