@@ -53,7 +53,7 @@ def test_caches_are_listed_and_a_faulty_manifest_hides_nothing(home: Path) -> No
     assert len(report.damaged) == 1 and "bad--one" in report.damaged[0]
     good = [{"name": "l", "kind": "local", "path": "no.jsonl"}]
     write_config(home.parent, {"good": good, "bad": [{"name": "x", "kind": "hub"}]})
-    found = build_catalog("both")
+    found = build_catalog()
     assert [source.status for source in found.sources] == ["missing"]
     assert len(found.problems) >= 1 and all("bad.yaml" in text for text in found.problems)
 
@@ -74,7 +74,7 @@ def test_each_kind_reports_what_is_here(home: Path) -> None:
     lines = {"name": "l", "kind": "local", "path": "**/lines.jsonl", "license": "mit"}
     sums, raw = ({"name": n, "kind": "hub", "id": f"someone/{n}"} for n in ("sums", "raw"))
     write_config(home.parent, {"e": [rows, lines, sums], "f": [sums, raw]})
-    catalog = build_catalog("both")
+    catalog = build_catalog()
     assert catalog.problems == ()
     found = {source.location: source for source in catalog.sources}
     listed = {n: (s.status, s.n_records, s.license, s.license_origin) for n, s in found.items()}
@@ -96,8 +96,7 @@ def test_the_script_alone_needs_no_argument_and_no_snakemake(home: Path) -> None
     assert "no data set in the Hugging Face caches" in shown.stdout
     assert "gretelai/synthetic_text_to_sql" in shown.stdout
     write_prepared_cache(home, 7, repository="someone/sums", commit=COMMIT)
-    words = ("--json", "--preset", "full")
-    printed = run_script("find_datasets", *words, env=environment, cwd=home.parent)
+    printed = run_script("find_datasets", "--json", env=environment, cwd=home.parent)
     value = json.loads(printed.stdout)
     assert sorted(value) == ["cache", "problems", "sources"]
     assert value["cache"]["datasets"][0]["prepared"][0]["n_records_by_split"] == {"train": 7}

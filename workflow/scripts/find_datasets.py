@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """List data sets: in this machine's caches, and the sources of the experts.
 
-    python workflow/scripts/find_datasets.py [--preset demo|full|both] [--json]
+    python workflow/scripts/find_datasets.py [--json]
 
 With --spec, as a workflow step: describe one expert's sources.
 """
@@ -21,13 +21,12 @@ def main(spec: dict[str, Any], sources: list[SourceRecord]) -> DatasetManifest:
 
 def print_catalog() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("--preset", choices=("demo", "full", "both"), default="both")
     parser.add_argument("--json", action="store_true", help="print JSON for other programs")
     args = parser.parse_args()
     cli.stop_with_reader()
     # Imported on demand: the workflow step does not depend on how tables look.
     module = importlib.import_module("expertflow.config.catalog")
-    module.show_catalog(args.preset, as_json=args.json)
+    module.show_catalog(as_json=args.json)
 
 
 if __name__ == "__main__":

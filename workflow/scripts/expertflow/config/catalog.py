@@ -5,7 +5,7 @@
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from rich import box
 from rich.console import Console
@@ -25,11 +25,6 @@ from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.registry import open_source
 
 Preset = Literal["demo", "full"]
-PRESETS: dict[str, tuple[Preset, ...]] = {
-    "demo": ("demo",),
-    "full": ("full",),
-    "both": ("demo", "full"),
-}
 NO_LICENSE, UNKNOWN = "[bold red]no license[/]", "-"
 
 
@@ -86,7 +81,7 @@ class Catalog(Record, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-def build_catalog(preset: str) -> Catalog:
+def build_catalog() -> Catalog:
     """Scan the caches and all configured experts."""
     path = next((p for folder in FOLDERS if (p := folder / "config.yaml").is_file()), None)
     if path is None:
@@ -95,8 +90,8 @@ def build_catalog(preset: str) -> Catalog:
     uses: dict[str, tuple[SourceSpec, dict[str, list[Preset]]]] = {}
     problems: dict[str, None] = {}
     # A demo block may name other sources: each preset is loaded as a run would load it.
-    for one in PRESETS[preset]:
-        settings = load_config({**config, "preset": one})
+    for preset in get_args(Preset):
+        settings = load_config({**config, "preset": preset})
         own = list_files([Path("config/experts")])
         for name in dict.fromkeys([*settings["experts"], *sorted(own)]):
             folders = [folder / "experts" for folder in FOLDERS]
@@ -109,7 +104,7 @@ def build_catalog(preset: str) -> Catalog:
             for spec in source_specs(expert):
                 # Two experts with one source are one row.
                 _, users = uses.setdefault(_identity(spec), (spec, {}))
-                users.setdefault(name, []).append(one)
+                users.setdefault(name, []).append(preset)
     return Catalog(
         cache=scan_caches(),
         sources=tuple(_named(spec, users) for spec, users in uses.values()),
@@ -180,8 +175,8 @@ def _named(spec: SourceSpec, users: dict[str, list[Preset]]) -> NamedSource:
     )
 
 
-def show_catalog(preset: str, *, as_json: bool) -> None:
-    found, console = build_catalog(preset), Console()
+def show_catalog(*, as_json: bool) -> None:
+    found, console = build_catalog(), Console()
     if as_json:
         # Not the console, which breaks lines at the terminal's edge.
         print(json.dumps(to_json(found), indent=2, ensure_ascii=False, default=str))
