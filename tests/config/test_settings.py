@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
-from support import run_script
+from support import ROOT
 
+from expertflow.config.settings_files import render_files
 from expertflow.core.records import Record
 from expertflow.core.settings import (
     BOTH,
@@ -32,5 +33,5 @@ def test_settings_without_an_effect_on_time_are_neutral() -> None:
 
 
 def test_generated_files_are_up_to_date() -> None:
-    done = run_script("write_settings", "--check")
-    assert done.returncode == 0, done.stdout + done.stderr
+    for path, text in render_files(ROOT).items():
+        assert path.read_text() == text, f"{path}: run workflow/scripts/write_settings.py"

@@ -39,13 +39,8 @@ SCRIPT = re.compile(r'"\$EXPERTFLOW"/(\w+)\.py')
 REPORT = re.compile(r"results/[^/]+/report\.json")
 # Options with which Snakemake runs nothing, besides --dry-run.
 LOOKS = {
-    "--archive", "--cleanup-metadata", "--cm", "--cleanup-shadow", "--conda-cleanup-envs",
-    "--conda-create-envs-only", "--container-cleanup-images", "--containerize", "--d3dag", "--dag",
-    "--delete-all-output", "--delete-temp-output", "--detailed-summary", "-D", "--filegraph",
-    "--generate-unit-tests", "--lint", "--list", "--list-rules", "-l", "--list-changes", "--lc",
-    "--list-conda-envs", "--list-input-changes", "--li", "--list-params-changes", "--lp",
-    "--list-target-rules", "--lt", "--list-untracked", "--lu", "--print-compilation", "--report",
-    "--rulegraph", "--summary", "-S", "--touch", "-t", "--unlock",
+    "--dag", "--delete-all-output", "--detailed-summary", "-D", "--filegraph", "--lint", "--list",
+    "-l", "--report", "--rulegraph", "--summary", "-S", "--touch", "-t", "--unlock",
 }  # fmt: skip
 # All attached in this process: a Snakefile is read once for each ``use rule``.
 _attached: list[Workflow] = []

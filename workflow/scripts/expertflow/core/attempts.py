@@ -31,7 +31,6 @@ RUN = "EXPERTFLOW_RUN"
 START = "EXPERTFLOW_START"
 ATTEMPTS = "attempts.json"
 TOUCH_EVERY_S = 1.0
-_IMPORTED_S = time.monotonic()
 _environment: dict[str, str] = {}
 # The states that this job trains, and whether each was already complete.
 _states: dict[Path, bool] = {}
@@ -141,14 +140,8 @@ def environment_of_attempt() -> dict[str, str]:
 
 
 def process_age_s() -> float:
-    """Return the seconds since this process started, to the kernel's tick (0.01 s).
-
-    Outside Linux, it counts from the import of this module.
-    """
-    try:
-        stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return time.monotonic() - _IMPORTED_S
+    """Return the seconds since this process started, to the kernel's tick (0.01 s)."""
+    stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
     # Field 22 is the start in ticks since boot; field 2, a name in parentheses, can be anything.
     n_ticks = int(stat.rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - n_ticks / os.sysconf("SC_CLK_TCK")
