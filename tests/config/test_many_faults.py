@@ -53,7 +53,8 @@ def test_all_contradictions_are_reported_at_once(tmp_path: Path) -> None:
     value["acceptance"] = [{"path": path, "op": "<", "value": 1} for path in ("a", "b")]
     lines = list_errors(tmp_path, value)
     expected = (
-        "origins names 'modle'", "origins names 'training.x'", "source s: id applies only to hub",
+        "origins names 'modle'", "origins names 'training.x', which is not set here",
+        "source s: id applies only to hub",
         "source s: roles has no effect", "data.max_per_category has no effect",
         "training.warmup_steps_min", "training.torch_compile_mode", "data.added_tokens",
         "two sources are named 's'", "data.chat_template", "evaluation.fields.shema",

@@ -118,7 +118,12 @@ def training_of(folder: Path, text: str, name: str = "x.yaml") -> dict[str, Any]
     [
         ("x.yaml", "model_name: m\nfinetuning_type: lora\nlora_target: q_proj,v_proj"),
         ("x.yaml", "model_name: m\nfinetuning_type: lora\nlora_target: [q_proj, v_proj]"),
-        ("x.sh", "trl sft --model_name m --use_peft --lora_target_modules q_proj v_proj --bf16"),
+        # A flag may have any text.
+        (
+            "x.sh",
+            "trl sft --model_name m --use_peft --chat_template '{% for x in y %}' --eos_token @"
+            " --lora_target_modules q_proj v_proj --bf16",
+        ),
     ],
 )
 def test_named_modules_are_adapted_however_they_are_written(
@@ -137,13 +142,27 @@ def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
         training = training_of(tmp_path, f"model_name: m\nwarmup_steps: {n_steps}")
         given = {key: value for key, value in training.items() if "warmup" in key}
         assert choose_warmup(Training(**given), 400)[0] == n_steps
-    training = training_of(tmp_path, "model_name: m\nwarmup_steps: 0\nwarmup_ratio: 0.03")
-    assert training["warmup_ratio"] == 0.03
 
 
-def test_a_rank_does_not_turn_full_fine_tuning_into_an_adapter(tmp_path: Path) -> None:
-    text = "model_name: m\nstage: sft\nfinetuning_type: full\nlora_rank: 16"
-    assert training_of(tmp_path, text)["method"] == "full"
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("warmup_steps: 0\nwarmup_ratio: 0.03", {"warmup_ratio": 0.03}),
+        # A rank does not turn full fine-tuning into an adapter.
+        ("stage: sft\nfinetuning_type: full\nlora_rank: 16", {"method": "full"}),
+        ("peft_config: {name: lora}\nquant_config: {quantization_bit: 4}", {"method": "qlora"}),
+        # In any order.
+        ("packing: false\npacking_strategy: bfd", {"packing": "none"}),
+        ("packing_strategy: bfd\npacking: false", {"packing": "none"}),
+        ("packing: true\npacking_strategy: wrapped", {"packing": "concat"}),
+        ("packing_strategy: wrapped\npacking: true", {"packing": "concat"}),
+        ("packing_strategy: bfd", {"packing": "none"}),
+    ],
+)
+def test_settings_that_depend_on_each_other_are_translated_together(
+    tmp_path: Path, text: str, expected: dict[str, Any]
+) -> None:
+    assert expected.items() <= training_of(tmp_path, f"model_name: m\n{text}").items()
 
 
 def test_settings_missing_in_a_file_are_reported(tmp_path: Path) -> None:
@@ -163,22 +182,9 @@ def test_fp16_alone_and_records_without_input_are_accepted(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("turn", [1, -1])
 def test_a_key_without_effect_sets_nothing(tmp_path: Path, turn: int) -> None:
-    for packing, strategy, here in (("false", "bfd", "none"), ("true", "wrapped", "concat")):
-        lines = [f"packing: {packing}", f"packing_strategy: {strategy}"][::turn]
-        found = training_of(tmp_path, "\n".join(["model_name: m", *lines]))
-        assert found["packing"] == here
-    assert training_of(tmp_path, "model_name: m\npacking_strategy: bfd")["packing"] == "none"
     lines = ["completion_only_loss: true", "assistant_only_loss: false"][::turn]
     result = translate_text(tmp_path, "\n".join(["model_name: m", *lines]))
     assert result.manifest["data"]["supervise"] == "completion"
-
-
-def test_an_adapter_is_found_with_a_named_quantization(tmp_path: Path) -> None:
-    text = (
-        "model: m\npeft_config: {name: lora, r: 4}\nquant_config: {name: bnb, quantization_bit: 4}"
-    )
-    training = training_of(tmp_path, text)
-    assert (training["method"], training["lora"]["r"]) == ("qlora", 4)
 
 
 def test_a_peers_defaults_are_set(tmp_path: Path) -> None:
@@ -212,11 +218,6 @@ def test_fields_of_records_are_taken_over(tmp_path: Path) -> None:
     text = "model_name: m\ndataset_name: a/b\ndataset_text_field: body"
     manifest = translate_text(tmp_path, text).manifest
     assert manifest["sources"][0]["text"] == "{body}" and "source" not in manifest
-
-
-def test_a_flag_may_have_any_text(tmp_path: Path) -> None:
-    text = "trl sft --model_name m --chat_template '{% for x in y %}' --eos_token @ --lr 1e-3"
-    assert training_of(tmp_path, text, "x.sh")["learning_rate"] == 1e-3
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ BILLION = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("e.yaml", "a: 1\nb: one: two\n", ":2: a ': ' inside a text; quote the text"),
         ("e.yaml", 'a: "open\nb: 3\n', "a quote that is not closed"),
         ("e.yaml", "a: {b: 1\n", "that is not closed"),
+        ("e.yaml", "a:\n\t{}\n", ":2: a tab"),
         ("e.yaml", "a: 1\nb: {{q}}\n", ":2: a '{' or '[' where a key should be; quote the text"),
         ("e.yaml", "a: *none\n", "an alias (*name) without its anchor"),
         ("e.yaml", "a: 1\nb: .nan\n", ":2: b is nan; use a finite number, or null"),

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from msgspec.structs import replace
 from plan_fixtures import PACKING, because_of, card, plan, reasons_of
@@ -11,7 +10,6 @@ from plan_fixtures import plan as plan_for
 from support import run_script
 
 from expertflow.config.load import describe_origins, load_expert
-from expertflow.core.errors import ConfigError
 from expertflow.core.records import from_json, to_json
 from expertflow.plan.claims import time_words
 from expertflow.plan.records import TrainPlan
@@ -160,17 +158,6 @@ def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:
     text = describe_origins(tmp_path / "mine.yaml")
     assert "training.learning_rate 0.001: from a public recipe; the recipe's own" in text
     assert "sources.mine.text {a}: chosen here" in text
-
-
-def test_a_wrong_origin_is_rejected(tmp_path: Path) -> None:
-    for name, origin, message in (
-        ("training.learning_rat", {"from": "own"}, "did you mean 'training.learning_rate'"),
-        ("export.dtype", {"from": "own"}, "'export.dtype', which is not set here"),
-        ("training.seed", {"from": "nobody"}, "'nobody': it must be one of"),
-        ("training.seed", {"why": "x"}, "from' is missing"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            loaded(tmp_path, {**MANIFEST, "origins": {name: origin}})
 
 
 def test_a_claim_is_checked_by_hand() -> None:

@@ -25,7 +25,6 @@ READERS = {
     "results/tiny/tokenizer/tokenizer.json": "pretokenize_shard",
     "results/tiny/base_model/model.safetensors": "stage_to_nvme",
     "results/tiny/tokens/sums/.000.json.fingerprint": "pack_sequences",
-    "results/tiny/packed/train/data-00000-of-00001.arrow": "train_expert",
     "results/tiny/checkpoint/model.safetensors": "generate_answers",
     "results/tiny/merged/README.md": "build_report",
     "state/.tokens/*/tokens.ids": "pretokenize_shard",

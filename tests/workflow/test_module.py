@@ -64,7 +64,6 @@ def test_impossible_runs_are_rejected(mine: Workspace) -> None:
     assert "--no-hooks would disable the lock" in mine.refused(REPORT, "--no-hooks", *LIMITS)
     wide = ("--config", "training={world_size: 2}")
     assert "training.world_size is 2" in mine.refused(REPORT, *LIMITS, *wide)
-    assert "unknown key 'sample'" in mine.refused(REPORT, *LIMITS, "--config", "sample=1")
     mine.edit("Snakefile", "    config: config", '    config: config\n    prefix: "x"')
     assert "take no prefix" in mine.refused(REPORT, *LIMITS)
 
