@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from expertflow.core.disk import find_full
@@ -79,12 +78,15 @@ def library_errors() -> tuple[type[Exception], ...]:
 
 
 def explain_error(source: SourceSpec, error: BaseException) -> str:
-    # Ties go to the outer error, which comes first.
-    _, text = min((_fault(source, cause) for cause in iter_causes(error)), key=itemgetter(0))
-    if text:
+    if find_full(error):
+        return describe_full_cache()
+    causes = list(iter_causes(error))
+    # From the outside in: the hub's own errors say more than the connection's below them.
+    if text := next(filter(None, (_explain_cause(source, cause) for cause in causes)), None):
         return text
-    quoted = without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))
-    return f"cannot load data set {source.id} ({quoted[:QUOTE_CHARS]}); check config and options"
+    quoted = without_secrets(single_line("; ".join(f"{type(e).__name__}: {e}" for e in causes)))
+    fix = "check its id, config and options, or try again"
+    return f"cannot load data set {source.id} ({quoted[:QUOTE_CHARS]}); {fix}"
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -111,9 +113,7 @@ def _status(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _fault(source: SourceSpec, error: BaseException) -> tuple[int, str]:
-    """Explain one error, with its rank: the lowest of a chain is the most informative."""
-    from datasets.exceptions import DatasetGenerationError, SplitsVerificationError
+def _explain_cause(source: SourceSpec, error: BaseException) -> str | None:
     from httpx2 import TransportError
     from huggingface_hub import errors as hub
 
@@ -121,45 +121,28 @@ def _fault(source: SourceSpec, error: BaseException) -> tuple[int, str]:
     here = f"data set {name}@{source.revision or 'main'} is incomplete in {hub_cache()}"
     status, message = _status(error), str(error)
     match error:
-        case _ if find_full(error) or "Not enough disk space" in message:
+        case OSError() if "Not enough disk space" in message:
             # The library reports the space it needs.
-            return 0, describe_full_cache(message.partition("Needed: ")[2].partition(" (")[0])
+            return describe_full_cache(message.partition("Needed: ")[2].partition(" (")[0])
         case PermissionError():
-            return 0, f"{error.filename}: not writable; set HF_HOME to a folder that is"
+            return f"{error.filename}: not writable; set HF_HOME to a folder that is"
         case hub.GatedRepoError():
             login = "then log in with 'hf auth login' or set HF_TOKEN"
-            return 1, f"data set {name} is gated; accept its terms at {page}, {login}"
-        case hub.DisabledRepoError():
-            return 1, f"data set {name} is disabled on the hub; use another one"
+            return f"data set {name} is gated; accept its terms at {page}, {login}"
         case hub.RevisionNotFoundError():
             fix = f"use a branch, tag or commit of {page}/commits/main"
-            return 1, f"data set {name} has no revision {source.revision or 'main'!r}; {fix}"
-        case _ if status == 401 and "Invalid" in message:
-            fix = "log in again with 'hf auth login', or unset HF_TOKEN"
-            return 1, f"the hub rejects the token; {fix}"
+            return f"data set {name} has no revision {source.revision or 'main'!r}; {fix}"
         case hub.RepositoryNotFoundError():
             fix = "correct the id, or log in with 'hf auth login'"
-            return 1, f"no data set {name!r} on the hub, or it is private; {fix}"
+            return f"no data set {name!r} on the hub, or it is private; {fix}"
         case _ if status in (401, 403):
-            return 1, f"the hub does not let this token read {name}; ask for access at {page}"
+            fix = f"log in again with 'hf auth login', or ask for access at {page}"
+            return f"the hub does not let this token read {name}; {fix}"
         case hub.OfflineModeIsEnabled():
-            fix = "unset it and run once with a network"
-            return 2, f"{here} and HF_HUB_OFFLINE is set; {fix}"
+            return f"{here} and HF_HUB_OFFLINE is set; unset it and run once with a network"
         case TransportError():
             fix = "check network and HF_ENDPOINT, or copy the cache from a machine that has it"
-            fault = f"the hub cannot be reached ({type(error).__name__})"
-            return 2, f"{here} and {fault}; {fix}"
+            return f"{here} and the hub cannot be reached ({type(error).__name__}); {fix}"
         case _ if status in RETRIED_STATUS:
-            return 3, f"the hub fails on {name} (status {status}) after {N_TRIES} tries; try later"
-        case OSError() if "Consistency check failed" in message:
-            return 3, f"a file of {name} arrived damaged; run again to refetch it"
-        case hub.HFValidationError():
-            return 4, f"{name!r} is not a data set id; write it as owner/name"
-        case SplitsVerificationError():
-            fix = "some files may be missing: delete it from the cache and fetch again"
-            return 4, f"data set {name} has different splits or counts than its card; {fix}"
-        case DatasetGenerationError():
-            cause = without_secrets(single_line(error.__cause__ or error, QUOTE_CHARS))
-            fix = "choose some with config or options.data_files"
-            return 4, f"the files of {name} cannot be read as one table ({cause}); {fix}"
-    return 5, ""
+            return f"the hub fails on {name} (status {status}) after {N_TRIES} tries; try later"
+    return None
