@@ -188,12 +188,6 @@ MERGE, GOES_ON = {"merge": 1}, "Main goes on"
         ({"paths": ["src"]}, {"Topic"}, {**MERGE, "paths": 4}),
         ({"paths": ["*.txt"]}, {"Start", "Change", GOES_ON, "Move"}, {**MERGE, "paths": 1}),
         ({"languages": ["python"]}, {"Start", "Topic"}, {**MERGE, "languages": 3}),
-        (
-            {"max_commits": 2, "paths": ["src", "b.txt"]},
-            {"Topic", GOES_ON},
-            {**MERGE, "paths": 1, "max_commits": 2},
-        ),
-        ({"max_commits": 9}, {"Start", "Change", "Topic", GOES_ON, "Move"}, MERGE),
         ({"max_files": 1}, {"Topic", GOES_ON}, {**MERGE, "too_many_files": 3}),
     ],
 )

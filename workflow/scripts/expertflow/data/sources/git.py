@@ -78,8 +78,8 @@ def extract_commits(
     """Yield one record per commit, parents before children; DataError if there is none.
 
     ``skipped`` counts omitted commits by the first reason that applies: merge, date, author,
-    shallow (parents missing from a shallow clone), paths, languages, too_many_files, big_files
-    (more than git can exclude), and max_commits for those not looked at.
+    shallow (parents missing from a shallow clone), paths, languages, too_many_files and big_files
+    (more than git can exclude).
     """
     is_empty = True
     with git_store.open_store(repository, ref=options.ref) as store:
@@ -119,7 +119,8 @@ class _History:
         self.contributors = Contributors()
 
     def read_records(self) -> Iterator[Fields]:
-        for batch in self._read_touched(self._select()):
+        for part in git_objects.split_batches(self._select()):
+            batch = self.reader.read_touched(part, self.skipped)
             commits = self.reader.read_commits(list(batch))
             for (commit_id, touched), commit in zip(batch.items(), commits, strict=True):
                 changes = self.reader.read_changes(commit_id, touched)
@@ -154,24 +155,6 @@ class _History:
         if options.authors and not any(author.lower() in who for author in options.authors):
             return "author"
         return "shallow" if commit_id in self.store.shallow else None
-
-    def _read_touched(self, selected: list[str]) -> Iterator[dict[str, git_objects.TouchedFiles]]:
-        n_wanted, skipped = self.options.max_commits, self.skipped
-        if n_wanted is not None:
-            # Newest first, until there are enough.
-            taken: list[str] = []
-            left = selected[::-1]
-            while left and len(taken) < n_wanted:
-                batch = left[: min(git_objects.BATCH_IDS, n_wanted - len(taken))]
-                # Adding a dict to a list adds its keys, the commits' ids.
-                taken += self.reader.read_touched(batch, skipped)
-                left = left[len(batch) :]
-            if left:
-                skipped["max_commits"] = len(left)
-            # These are read a second time, oldest first; they were counted the first time.
-            selected, skipped = taken[::-1], Counter()
-        for part in git_objects.split_batches(selected):
-            yield self.reader.read_touched(part, skipped)
 
     def _record(
         self, commit_id: str, commit: git_objects.Commit, changes: git_objects.Changes

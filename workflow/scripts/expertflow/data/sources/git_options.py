@@ -56,7 +56,6 @@ class GitOptions(SourceOptions, frozen=True, kw_only=True):
     merges: Literal["skip", "keep"] = "skip"
     max_diff_bytes: AtLeastOne = 8000
     max_files: AtLeastOne = 1000
-    max_commits: AtLeastOne | None = None
     pseudonymize: bool = True
 
     def __post_init__(self) -> None:
