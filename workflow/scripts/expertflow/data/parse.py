@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from expertflow.data.records import Fields
-from expertflow.data.reject import Reject, excerpt
+from expertflow.data.reject import UTF8_FIX, Reject, excerpt
 
 # Deeper values could exceed Python's recursion limit of 1,000 elsewhere.
 MAX_DEPTH = 200
@@ -82,7 +82,7 @@ def _check_slowly(line: bytes) -> None:
         # A file cut by bytes may end within a character.
         if error.end == len(line) and error.reason == "unexpected end of data":
             raise Reject("truncated", "ends within a character", value=_start(line)) from error
-        detail = f"byte {line[error.start]:#04x} at {error.start + 1}: {error.reason}"
+        detail = f"byte {line[error.start]:#04x} at {error.start + 1}: {error.reason}; {UTF8_FIX}"
         raise Reject("not_utf8", detail, value=_start(line)) from error
     if text.startswith("\ufeff"):
         raise Reject("byte_order_mark", "in the middle of the file", value=text[1:])

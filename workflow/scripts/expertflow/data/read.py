@@ -13,7 +13,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.data.formats import delimited, json_values, lines
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
-from expertflow.data.formats.streams import SUFFIXES, open_utf8, sniff_format
+from expertflow.data.formats.streams import SUFFIXES, open_text, sniff_format
 from expertflow.data.records import Compression, DataFile, FileFormat
 from expertflow.data.reject import RawRecord
 
@@ -82,7 +82,7 @@ def describe_file(
         notes=notes,
     )
     if kind in ("csv", "tsv"):
-        with open_utf8(path, compression, reading.encoding) as stream:
+        with open_text(path, compression) as stream:
             # A missing header, or a repeated name in it, stops the run before any work.
             delimited.read_header(stream, file, reading)
     return file
@@ -114,10 +114,10 @@ def iter_shard(
             # The shard with the first byte reads all of it.
             if low == 0:
                 path = Path(file.path)
-                with open_utf8(path, file.compression, reading.encoding) as stream:
+                with open_text(path, file.compression) as stream:
                     yield from READERS[file.format](stream, file, reading)
         elif file.format == "jsonl":
-            yield from lines.iter_range(file, low, high, options=reading, block_bytes=BLOCK_BYTES)
+            yield from lines.iter_range(file, low, high, block_bytes=BLOCK_BYTES)
         else:
             from expertflow.data.formats import tables
 

@@ -22,6 +22,7 @@ QUOTING_NOTHING = ("secret", "in_benchmark")
 # Parsers need about 20 Python frames per bracket. This stays well below Python's recursion limit of
 # 1000, part of which the caller has used.
 MAX_NESTING = 32
+UTF8_FIX = "convert the file, e.g. iconv -f CP1252 -t UTF-8"
 
 
 class Reject(Exception):

@@ -10,7 +10,7 @@ from expertflow.core.errors import DataError
 from expertflow.data.formats.lines import iter_lines, read_record
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
 from expertflow.data.records import DataFile
-from expertflow.data.reject import RawRecord, Reject
+from expertflow.data.reject import UTF8_FIX, RawRecord, Reject
 
 Row = list[str] | Reject
 
@@ -49,7 +49,8 @@ def _rows(
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
-                faults.append(Reject("not_utf8", str(error.reason), value=repr(line[:60])))
+                detail = f"{error.reason}; {UTF8_FIX}"
+                faults.append(Reject("not_utf8", detail, value=repr(line[:60])))
                 text = line.decode("utf-8", "replace")
             if "\0" in text:
                 faults.append(Reject("nul_character", "the text contains NUL", value=text))
@@ -98,7 +99,7 @@ def read_header(
     rows, path = _rows(stream, file, options), file.path
     for number, row in rows:
         if isinstance(row, Reject):
-            why = row.detail if row.reason == "not_csv" else row.reason
+            why = row.detail or row.reason
             raise DataError(f"{path}, line {number}: the header cannot be read ({why}); correct it")
         if doubled := [name for name, n in Counter(row).items() if n > 1]:
             raise DataError(

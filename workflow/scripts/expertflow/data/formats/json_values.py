@@ -1,149 +1,85 @@
 """JSON files: an array of objects, or concatenated objects, in constant memory.
 
-An object's end is found by counting brackets outside strings; its bytes are then parsed as strictly
-as a JSON line. A fault rejects its object only; an unclosed object stops reading instead of
-swallowing all that follows.
+An object is decoded once to find its end, and its bytes are then parsed as strictly as a JSON line.
+A fault that hides where an object ends refuses the file.
 """
 
 import io
+import json
 import re
 from collections.abc import Iterator
 
 from expertflow.core.errors import DataError
-from expertflow.data.formats.lines import read_record, too_large
+from expertflow.data.formats.lines import read_record
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
 from expertflow.data.formats.streams import BUFFER_BYTES
 from expertflow.data.parse import parse_object
 from expertflow.data.records import DataFile
-from expertflow.data.reject import RawRecord, Reject
+from expertflow.data.reject import RawRecord
 
-# A string ends at its quote, at a line end (broken), or at the window's end.
-# Possessive repeats never backtrack, so that an unclosed string takes linear time.
-_TOKEN = re.compile(rb'"(?:[^"\\\n]++|\\.)*+("?)|[{}\[\]]', re.DOTALL)
-_PLAIN = re.compile(rb'[^][{}",\s]*')
-_NOT_BLANK = re.compile(rb"[^ \t\r\n]")
-_NEWLINE = 10
+_NOT_BLANK = re.compile(r"[^ \t\r\n]")
+# Lenient, and without converting numbers: the strict parser judges what has an end.
+_DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 
 
 def iter_all(stream: io.BufferedReader, file: DataFile, _: ReadOptions) -> Iterator[RawRecord]:
-    for number, element in _elements(_Window(stream), file.path):
+    for number, element in _elements(stream, file.path):
         yield read_record(parse_object, element, file.path, number)
 
 
-class _Window:
-    def __init__(self, stream: io.BufferedReader) -> None:
-        self.buffer = b""
-        self.pos = 0
-        self.line = 1
-        self._stream = stream
-
-    def read_more(self) -> bool:
-        """Read as much again as the element so far, so that long ones take linear time."""
-        kept = self.buffer[self.pos :]
-        chunk = self._stream.read(max(BUFFER_BYTES, len(kept)))
-        self.buffer, self.pos = kept + chunk, 0
-        return bool(chunk)
-
-    def advance_to(self, position: int) -> None:
-        self.line += self.buffer.count(b"\n", self.pos, position)
-        self.pos = position
-
-    def peek(self) -> bytes:
-        while True:
-            if found := _NOT_BLANK.search(self.buffer, self.pos):
-                self.advance_to(found.start())
-                return found[0]
-            self.advance_to(len(self.buffer))
-            if not self.read_more():
-                return b""
-
-
-def _elements(window: _Window, path: str) -> Iterator[tuple[int, bytes | Reject]]:
+def _elements(stream: io.BufferedReader, path: str) -> Iterator[tuple[int, bytes]]:
+    """Yield each object, or what is in its place, with its first line; DataError if it is cut."""
+    # Bytes that are not UTF-8 stay, for the strict parser to report.
+    source = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
+    text, at, line = "", 0, 1
     in_array = comma_due = False
-    while byte := window.peek():
-        line = window.line
-        if byte == b"[" and not in_array:
-            in_array, comma_due = True, False
-            window.advance_to(window.pos + 1)
-        elif byte == b"]" and in_array:
-            in_array = False
-            window.advance_to(window.pos + 1)
-        elif byte == b",":
-            if not (in_array and comma_due):
-                yield line, Reject("not_json", "a comma where an object should be", value=",")
-            comma_due = False
-            window.advance_to(window.pos + 1)
+    while True:
+        start, found = at, _NOT_BLANK.search(text, at)
+        at = found.start() if found else len(text)
+        line += text.count("\n", start, at)
+        if at == len(text):
+            text, at = source.read(BUFFER_BYTES), 0
+            if not text:
+                break
+        elif text[at] == "[" and not in_array:
+            in_array, comma_due, at = True, False, at + 1
+        elif text[at] == "]" and in_array:
+            in_array, at = False, at + 1
+        elif text[at] == "," and in_array and comma_due:
+            comma_due, at = False, at + 1
+        elif in_array and comma_due:
+            raise DataError(f"{path}, line {line}: no comma before this element; add one")
         else:
-            if in_array and comma_due:
-                yield line, Reject("not_json", "no comma before this element")
-            yield line, _take(window, path) if byte in b'{["' else _take_plain(window)
-            comma_due = True
+            end, fault = _find_end(text, at, line)
+            n_chars = end - at
+            # Whatever touches the window's end may go on. Read as much again, so that a long object
+            # takes linear time.
+            if end == len(text) and n_chars <= MAX_RECORD_BYTES:
+                if more := source.read(max(BUFFER_BYTES, n_chars)):
+                    text, at = text[at:] + more, 0
+                    continue
+            element = text[at:end].encode("utf-8", "surrogateescape")
+            if len(element) > MAX_RECORD_BYTES:
+                fault = f"over {MAX_RECORD_BYTES >> 20} MiB; a quote is missing, or cut it shorter"
+            if fault:
+                raise DataError(f"{path}, line {line}: {fault}")
+            yield line, element
+            line += text.count("\n", at, end)
+            at, comma_due = end, True
     if in_array:
         raise DataError(
-            f"{path}: ends on line {window.line} inside the array; a bracket is missing, or"
-            " the download is incomplete"
+            f"{path}: ends on line {line} inside the array; a bracket is missing, or the download"
+            " is incomplete"
         )
 
 
-def _take(window: _Window, path: str) -> bytes | Reject:
-    at, depth, fault, first = window.pos, 0, None, window.line
-    while True:
-        # Continues where the last window ended: bytes are scanned once, however long the element.
-        at, depth, complete = _scan(window.buffer, at, depth)
-        if complete:
-            break
-        if len(window.buffer) - window.pos > MAX_RECORD_BYTES:
-            fault = too_large()
-            at = _forget(window, at)
-        done = at - window.pos
-        if not window.read_more():
-            raise DataError(
-                f"{path}: ends inside the element that starts on line {first}; a bracket is"
-                " missing, or the download is incomplete"
-            )
-        at = done
-    element = window.buffer[window.pos : at]
-    window.advance_to(at)
-    if len(element) > MAX_RECORD_BYTES:
-        fault = too_large()
-    return fault or element
-
-
-def _scan(buffer: bytes, at: int, depth: int) -> tuple[int, int, bool]:
-    """Follow brackets from ``at``; return the next position, its depth, and if it is complete."""
-    for match in _TOKEN.finditer(buffer, at):
-        byte = buffer[match.start()]
-        if byte in b"{[":
-            depth += 1
-        elif byte in b"}]":
-            depth -= 1
-        elif not match[1]:
-            end = match.end()
-            if end < len(buffer) and buffer[end] == _NEWLINE:
-                return end, depth, True
-            return match.start(), depth, False
-        if depth <= 0:
-            return match.end(), depth, True
-    return len(buffer), depth, False
-
-
-def _forget(window: _Window, at: int) -> int:
-    """Drop the read part of a too-large element; keep the quote of an open string."""
-    window.advance_to(at)
-    cut = _TOKEN.match(window.buffer, at)
-    window.buffer = b'"' + window.buffer[cut.end() :] if cut else b""
-    window.pos = 0
-    return 0
-
-
-def _take_plain(window: _Window) -> bytes:
-    while True:
-        found = _PLAIN.match(window.buffer, window.pos)
-        end = found.end() if found else window.pos
-        if end < len(window.buffer) or end - window.pos > BUFFER_BYTES or not window.read_more():
-            break
-    # At least one byte, or a stray closing bracket would loop forever.
-    end = max(end, window.pos + 1)
-    plain = window.buffer[window.pos : end]
-    window.advance_to(end)
-    return plain
+def _find_end(text: str, at: int, line: int) -> tuple[int, str]:
+    """Return where an element ends; the text's end, and why, if that cannot be found."""
+    try:
+        return _DECODER.raw_decode(text, at)[1], ""
+    except json.JSONDecodeError as error:
+        where = line + text.count("\n", at, error.pos)
+        why = f"not JSON ({error.msg} on line {where})"
+    except RecursionError:
+        why = "nested too deeply"
+    return len(text), f"{why}; correct it, or fetch the file again"

@@ -1,23 +1,22 @@
 """JSON Lines and plain text: files that are cut at line ends.
 
 Lines end at byte 0x0A only: ``str.splitlines`` would also break at U+2028, U+2029 and U+0085, legal
-in JSON strings. A text record is a file, paragraph or line, with keys ``text`` and ``name``.
+in JSON strings. A text record is a file or a line, with keys ``text`` and ``name``.
 """
 
 import io
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
-from expertflow.data.formats.streams import BOM, BUFFER_BYTES, open_bytes, recode_line
+from expertflow.data.formats.streams import BOM, BUFFER_BYTES, open_bytes
 from expertflow.data.parse import parse_object
 from expertflow.data.records import DataFile, Fields
-from expertflow.data.reject import RawRecord, Reject
+from expertflow.data.reject import UTF8_FIX, RawRecord, Reject
 
 _NEWLINE = 10
 _NO_END = 1 << 62
@@ -26,16 +25,8 @@ _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*(?=\n)")
 Piece = tuple[int, bytes | Reject]
 
 
-def iter_range(
-    file: DataFile, low: int, high: int, *, options: ReadOptions, block_bytes: int
-) -> Iterator[RawRecord]:
+def iter_range(file: DataFile, low: int, high: int, *, block_bytes: int) -> Iterator[RawRecord]:
     """Yield the records of an uncompressed JSONL file that start in bytes [low, high)."""
-    parse = parse_object
-    if options.encoding != "utf-8":
-
-        def parse(line: bytes) -> Fields:
-            return parse_object(recode_line(line, options.encoding))
-
     with open_bytes(Path(file.path), None) as stream:
         if low > 0:
             # One byte before: if it is a line end, the line at ``low`` belongs to this shard.
@@ -50,7 +41,7 @@ def iter_range(
         number = 1 + _n_lines_before(start, file, block_bytes)
         for line, n_bytes in iter_lines(stream):
             if isinstance(line, Reject) or not line.isspace():
-                yield read_record(parse, line, file.path, number)
+                yield read_record(parse_object, line, file.path, number)
             number += 1
             start += n_bytes
             if start >= high:
@@ -73,7 +64,7 @@ def iter_texts(
             text = piece.decode("utf-8")
         except UnicodeDecodeError as error:
             line = 1 + piece.count(b"\n", 0, error.start)
-            detail = f"byte {piece[error.start]:#04x} on line {line} of the record: {error.reason}"
+            detail = f"byte {piece[error.start]:#04x} on line {line} of the record; {UTF8_FIX}"
             raise Reject("not_utf8", detail, value=repr(piece[:60])) from error
         if "\0" in text:
             raise Reject("nul_character", "the text contains NUL", value=text)
@@ -85,8 +76,7 @@ def iter_texts(
             raise too_long(path)
         yield read_record(parse, content, file.path, 1, "file")
         return
-    pieces = _paragraphs if options.text_records == "paragraph" else _lines
-    for number, piece in pieces(stream):
+    for number, piece in _lines(stream):
         raw = piece if isinstance(piece, Reject) else piece.rstrip(b"\r\n")
         yield read_record(parse, raw, file.path, number)
 
@@ -128,7 +118,7 @@ def reject_changed_file(file: DataFile) -> DataError:
 def too_long(path: Path) -> DataError:
     return DataError(
         f"{path}: over {MAX_RECORD_BYTES >> 20} MiB is too much for one record; set"
-        " options.text_records to paragraph or line"
+        " options.text_records to line"
     )
 
 
@@ -178,21 +168,3 @@ def _lines(stream: io.BufferedReader) -> Iterator[Piece]:
     for number, (line, _) in enumerate(iter_lines(stream), start=1):
         if isinstance(line, Reject) or not line.isspace():
             yield number, line
-
-
-def _paragraphs(stream: io.BufferedReader) -> Iterator[Piece]:
-    parts: list[bytes] = []
-    first = n_bytes = 0
-    # A blank line at the end closes the last paragraph.
-    for number, (line, length) in enumerate(chain(iter_lines(stream), [(b"\n", 1)]), start=1):
-        if isinstance(line, bytes) and line.isspace():
-            if n_bytes:
-                yield first, b"".join(parts) if n_bytes <= MAX_RECORD_BYTES else too_large()
-            parts, n_bytes = [], 0
-            continue
-        first = first if n_bytes else number
-        n_bytes += length
-        if n_bytes > MAX_RECORD_BYTES:
-            parts = []
-        elif isinstance(line, bytes):
-            parts.append(line)

@@ -1,9 +1,8 @@
-"""Open a file as a stream of UTF-8 bytes, decompressed and recoded in constant memory.
+"""Open a file as a stream of UTF-8 bytes, decompressed in constant memory.
 
 Its first bytes are checked to find a wrong file name before any work starts.
 """
 
-import codecs
 import gzip
 import io
 import zlib
@@ -28,11 +27,9 @@ _FOREIGN = {
     b"BZh": "is bzip2 data; unpack it",
     b"\xfd7zXZ": "is xz data; unpack it",
     b"PK\x03\x04": "is a zip archive; unpack it",
-    b"SQLite format 3\0": "is an SQLite database; export its tables as .csv",
     b"version https://git-lfs": "is a Git LFS pointer, not the data; run git lfs pull",
     b"PAR1": "is Parquet data; rename it to {stem}.parquet",
     b"ARROW1": "is Arrow data; rename it to {stem}.arrow",
-    b"FEA1": "is Feather version 1; save it again as .parquet",
 }
 _COLUMNAR = {"parquet": (b"PAR1",), "arrow": (b"ARROW1", b"\xff\xff\xff\xff")}
 
@@ -67,11 +64,9 @@ def open_bytes(path: Path, compression: Compression | None) -> io.BufferedReader
     return io.BufferedReader(_Pieces(pieces, source), BUFFER_BYTES)
 
 
-def open_utf8(path: Path, compression: Compression | None, encoding: str) -> io.BufferedReader:
-    """Open a file as UTF-8 without a byte order mark; undecodable bytes stay."""
+def open_text(path: Path, compression: Compression | None) -> io.BufferedReader:
+    """Open a file without a byte order mark."""
     stream = open_bytes(path, compression)
-    if encoding != "utf-8":
-        return io.BufferedReader(_Pieces(_recode(stream, path, encoding), stream), BUFFER_BYTES)
     if stream.peek(3).startswith(BOM):
         stream.read(3)
     return stream
@@ -99,17 +94,6 @@ class _Pieces(io.RawIOBase):
         return n_bytes
 
 
-def _recode(stream: io.BufferedReader, path: Path, encoding: str) -> Iterator[bytes]:
-    decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
-    try:
-        while chunk := stream.read1(BUFFER_BYTES):
-            # Undecodable bytes stay as they are, for the check of each record to report.
-            yield decoder.decode(chunk).encode("utf-8", "surrogateescape")
-        yield decoder.decode(b"", final=True).encode("utf-8", "surrogateescape")
-    except UnicodeError as error:
-        raise DataError(f"{path}: {error}; correct options.encoding") from error
-
-
 def _unpack(read: Callable[[int], bytes], path: Path, compression: Compression) -> Iterator[bytes]:
     n_lines = 0
     try:
@@ -125,15 +109,6 @@ def _unpack(read: Callable[[int], bytes], path: Path, compression: Compression) 
         raise DataError(
             f"{path}: the {compression} data is damaged {place} ({why}); {fix}"
         ) from error
-
-
-def recode_line(line: bytes, encoding: str) -> bytes:
-    """Convert a line to UTF-8; undecodable bytes stay, for the UTF-8 check to find."""
-    try:
-        return line.decode(encoding, "surrogateescape").encode("utf-8", "surrogateescape")
-    except UnicodeError:
-        # A byte that never occurs in UTF-8, so that the check rejects the record.
-        return b"\xff" + line
 
 
 def sniff_format(path: Path, kind: FileFormat, compression: Compression | None) -> tuple[str, ...]:
