@@ -15,14 +15,7 @@ from expertflow.staging.records import NO_SCRATCH
 from expertflow.train import records as t
 
 Changes = dict[str, Any]
-KEPT = tuple(replace(one, published=one.step == N_STEPS) for one in made.published().candidates)
 BY_TRAINING = made.published_by_training(N_STEPS)
-LAST = replace(made.published(), step=N_STEPS, path=".", candidates=KEPT)
-
-
-def judged(n_wins: int, n_losses: int, n_unsure: int = 4) -> e.JudgeResult:
-    judge = made.judge(n_wins=n_wins, n_losses=n_losses, n_ties=20, n_inconsistent=n_unsure)
-    return replace(judge, n_pairs=n_wins + n_losses + 20, n_failed=0, reason=None)
 
 
 def evaluated(
@@ -34,12 +27,12 @@ def evaluated(
         after=(after, 0.566),
         baselines={} if nearest is None else {"constant": 2, "nearest": nearest},
     )
-    record = replace(record, **{"published": LAST, "judge": judged(31, 7), **changed})
+    record = replace(record, **{"published": BY_TRAINING, **changed})
     return {"evaluation": record, "export": {"published_step": record.published.step}}
 
 
 def wrong(n_cut_off: int = 3, **kinds: int) -> Changes:
-    """Evaluate answers with these numbers of wrong kinds; all others are wrong by their result."""
+    """Evaluate answers with these numbers of wrong kinds; the others have a wrong result."""
     found = {"correct": 122, "wrong_result": 78 - sum(kinds.values()), **kinds}
     score = replace(made.score(122, made.N), n_by_kind=found)
     after = replace(made.side(122, 0.566), score=score, n_cut_off=n_cut_off)
@@ -231,13 +224,12 @@ RUNS = (
     Planted("profile that was waited for", together(spent(other_s=0.12),
             {"profile": replace(CARD.inputs.profile, pause_s=0.12 * TRAINING.time.wall_s)})),
     Planted("throttled by its power limit", {"monitor": {"throttle_s": {"power": 900.0}}}),
-    Planted("judge of no clear mind", evaluated(judge=judged(18, 22))),
     # Learning.
     Planted("leak", evaluated(n_documents_shared_with_training=3),
             "held-out-leak", "3 held-out documents"),
     Planted("worse than the run before", evaluated(earlier=made.earlier(-0.08, "worse")),
             "regression", "2026-05-30"),
-    Planted("no Node", {"evaluation": made.not_scored(evaluated(judge=None)["evaluation"],
+    Planted("no Node", {"evaluation": made.not_scored(evaluated()["evaluation"],
             "Node is not installed")}, "task-not-scored", "Node is not installed"),
     Planted("baselines that failed", evaluated(nearest=None,
             unavailable={"baselines": "too few questions"}), "no-baseline", "too few questions"),
@@ -251,7 +243,7 @@ RUNS = (
     Planted("two documents", by_loss(1.874, 7.269, made.change("held_out_loss", 5.395, half=0.3,
             n=2, word="no measurable change")), "no-measurable-change",
             "too few of the 2 differ to be conclusive"),
-    Planted("harm", evaluated(before=160, judge=judged(5, 35)),
+    Planted("harm", evaluated(before=160),
             "worse-than-untrained", "a lower learning rate"),
     Planted("harm by the loss", by_loss(1.2, 1.9),
             "worse-than-untrained", "held out loss is worse"),
@@ -266,29 +258,12 @@ RUNS = (
     Planted("answers without an end", wrong(n_cut_off=30),
             "answers-cut-off", "evaluation.max_new_tokens"),
     Planted("long prompts", wrong(not_asked=30), "questions-not-asked", "shorten the prompts"),
-    Planted("broken SQL", wrong(syntax_error=60),
-            "one-kind-of-error", "wrong in one way: syntax error"),
-    Planted("joins without an end", wrong(timed_out=60),
-            "one-kind-of-error", "endless joins or loops"),
     Planted("questions with two answers", evaluated(n_questions_shared_with_training=9),
             "questions-shared", "group of the source"),
-    Planted("judge of another mind", evaluated(judge=judged(5, 35)),
-            "judge-disagrees", "the judge prefers the untrained model"),
-    Planted("judge by position", evaluated(judge=judged(20, 5, 19)),
-            "judge-inconsistent", "contradicted itself on 19"),
-    Planted("judge that failed", evaluated(judge=made.judge(n_wins=31, n_losses=7, n_ties=12)),
-            "judge-failed", "no verdict in the reply"),
     Planted("merge in bf16", {"export": {"loss_after_merge": 0.5391, "dtype": "bfloat16"}},
             "export-moved-loss", "export in fp32"),
     Planted("merge in fp32", {"export": {"loss_after_merge": 0.5391}},
             "export-moved-loss", "fp32 rounds least"),
-    Planted("better before the end", evaluated(published=made.published()),
-            "another-checkpoint", "not the last of 1,800"),
-    Planted("last, not the lowest", evaluated(published=replace(LAST, candidates=(*KEPT[:2],
-            replace(KEPT[2], held_out_loss=0.58)))), "another-checkpoint",
-            "the lowest held-out loss, 0.566, is at step 1,200"),
-    Planted("nothing to choose by", evaluated(published=BY_TRAINING),
-            "checkpoints-not-compared", "3 checkpoints were kept"),
     # Data.
     Planted("source without a license", {"datasets": {"sources": (SOURCES[0], replace(SOURCES[1],
             license=None))}}, "no-license", "generated-shops"),

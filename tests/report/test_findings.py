@@ -22,7 +22,6 @@ from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Report
 HARDWARE = "training_report.hardware"
 TENSOR, SM = "tensor_active_percent", "sm_active_percent"
 KERNEL, POWER = "any_kernel_percent", "power_w"
-KINDS = "evaluation.after.n_by_kind"
 STEPS, WALL_S = "training_report.training.steps", "time.wall_s"
 TOTAL, WARM_UP = "training_parameters.total_steps", "training_parameters.warmup_steps"
 PEAK = "plan.next_micro_batch_peak_bytes"
@@ -111,15 +110,6 @@ LIMITS: dict[str, list[tuple[Changes, bool | str]]] = {
     "data-wait": [
         ({STEPS: n_steps, WALL_S: wall_s, "time.data_wait_s": wall_s / 2}, speaks)
         for n_steps, wall_s, speaks in ((19, 4e3, False), (20, 4e3, True), (99, 59.9, False))
-    ],
-    "one-kind-of-error": [
-        ({KINDS: {"correct": 200 - n - 1, kind: n, "empty": 1}}, speaks)
-        for kind, n, speaks in (
-            ("syntax_error", 40, False),
-            ("syntax_error", 41, True),
-            ("wrong_result", 90, False),
-            ("not_asked", 150, False),
-        )
     ],
 }
 LOST_CASES = [

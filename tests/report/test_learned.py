@@ -1,7 +1,6 @@
 """What was learned: verdicts, findings at, below and above limits, and the page on evaluation."""
 
 import html
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -93,17 +92,6 @@ def test_too_few_held_out_documents_are_reported_as_such(n: int, answer: str) ->
     few = verdict(changed(report, {"evaluation.held_out_documents": n}))
     assert few.answer == answer
     assert few.sentence.count("At least 6 are needed to show a change") == (n < 6)
-
-
-def test_the_number_of_questions_by_hand() -> None:
-    """A standard error of 2 points at 100 questions; 80 % power for 1 point needs 2.8 of them."""
-    change = made_up.change("loss", 0.01, half=1.959964 * 0.02, n=100, word=SAME)
-    needed = 100 * (2.801585 * 0.02 / 0.01) ** 2
-    assert learned.n_more_to_see(change) == math.ceil(needed) - 100
-    # Half the difference takes four times as many questions in total.
-    smaller = replace(change, difference=-0.005)
-    assert learned.n_more_to_see(smaller) == math.ceil(4 * needed) - 100
-    assert learned.n_more_to_see(replace(change, difference=0.0)) is None
 
 
 def test_the_best_baseline_is_the_one_that_scores_highest() -> None:

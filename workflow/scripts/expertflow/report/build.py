@@ -199,7 +199,6 @@ def _throughput(inputs: ReportInputs) -> r.Throughput:
     time = derive.split_time(training)
     return r.Throughput(
         useful_tokens_per_s=derive.per_stepping_s(training, training.n_tokens),
-        target_tokens_per_s=derive.per_stepping_s(training, training.n_target_tokens),
         steps_per_s=derive.per_stepping_s(training, training.n_steps),
         tokens_per_step=training.n_tokens / training.n_steps,
         mfu_fraction=derive.utilization(inputs, plan.flops_per_token_model),
@@ -225,8 +224,7 @@ def _cost(inputs: ReportInputs) -> r.Cost:
         hours=training.time.wall_s / 3600,
         usd_per_hour=price,
         rate_as_of=or_missing(cost.price_as_of, no_date if price else NO_PRICE),
-        usd_per_million_tokens=derive.usd_per_million(inputs, training.n_tokens),
-        usd_per_million_target_tokens=derive.usd_per_million(inputs, training.n_target_tokens),
+        usd_per_million_tokens=derive.usd_per_million_tokens(inputs),
         energy_kwh=derive.energy_kwh(inputs),
     )
 

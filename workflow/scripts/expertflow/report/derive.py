@@ -132,8 +132,8 @@ def cost_usd(inputs: ReportInputs, *, billed: bool = False) -> Measured[float]:
     return convert_value(usd_per_hour(inputs), lambda usd: usd * hours)
 
 
-def usd_per_million(inputs: ReportInputs, n_tokens: int) -> Measured[float]:
-    none = Missing("no token was trained")
+def usd_per_million_tokens(inputs: ReportInputs) -> Measured[float]:
+    n_tokens, none = inputs.training.n_tokens, Missing("no token was trained")
     return convert_value(cost_usd(inputs), lambda usd: usd / n_tokens * 1e6 if n_tokens else none)
 
 

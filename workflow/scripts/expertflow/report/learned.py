@@ -1,7 +1,5 @@
 """Decide what the evaluation shows beyond chance, and sum up the run in one sentence."""
 
-import math
-
 from msgspec.structs import replace
 
 from expertflow.evaluate.records import EvaluationRecord, PairedChange
@@ -15,9 +13,6 @@ from expertflow.train.records import EvalPoint
 NOT_ASKED = "not_asked"  # the kind of verdict on a question that no model saw
 BETTER, WORSE, NO_CHANGE = "better", "worse", "no measurable change"
 LOSSES = {"held_out_loss": "nats per token", "perplexity": ""}  # lower is better, with their units
-# A 95 % interval reaches 1.96 standard errors; detecting a true difference in 80 % of repetitions
-# takes 1.96 + 0.84 of them (the usual two-sided test at 5 %).
-SEEN_IN_80_PERCENT = (1.959964 + 0.841621) / 1.959964
 # What the evaluation shows and its sentence; unclear if chance alone could explain it.
 Answer = tuple[Learned, str]
 ANSWERS: dict[Learned, Verdict] = {
@@ -143,21 +138,6 @@ def _too_few(change: PairedChange) -> str:
     n_differing = 0 if change.quantity in LOSSES else round(abs(change.difference) * change.n)
     groups = "groups " if n_differing >= MIN_DIFFERING else ""
     return f"; too few {groups}of the {change.n:,} differ to be conclusive"
-
-
-def n_more_to_see(change: PairedChange) -> int | None:
-    """Estimate how many more questions would show a difference of the measured size.
-
-    The standard error is half the interval over 1.96 and shrinks with the square root of the number
-    of questions; the answer is for 80 % power. None if the difference is zero.
-    """
-    low, high = change.ci95
-    if not change.difference or high <= low:
-        return None
-    # n * (2.80 / 1.96 * half / difference)^2, as half is 1.96 standard errors.
-    half = (high - low) / 2
-    needed = change.n * (SEEN_IN_80_PERCENT * half / change.difference) ** 2
-    return max(1, math.ceil(needed) - change.n)
 
 
 def count_errors(evaluation: Evaluation) -> list[tuple[str, int]]:

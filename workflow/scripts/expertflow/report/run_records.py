@@ -108,7 +108,6 @@ class Data(Record, frozen=True, kw_only=True):
     padding_fraction: Annotated[Measured[Share], doc("Padding in training, as run.")]
     fill_fraction: Annotated[Measured[Share], doc("Useful share of the rows, as packed.")]
     truncated_fraction: Annotated[Measured[Share], doc("Tokens lost to overflow.")]
-    sum_len_sq: Annotated[Count, doc("tokens^2, for attention FLOPs.")]
     length_histogram: LengthHistogram
 
 
@@ -208,7 +207,6 @@ class Hardware(Record, frozen=True, kw_only=True):
     series_path: Annotated[str, doc("One JSON record per sample.", of="gpu_path")]
     device: Annotated[str, doc("Device that trained.")]
     n_gpus: Annotated[Count, doc("Cards that trained; 0 on a CPU.")]
-    n_gpus_visible: Annotated[Measured[Count], doc("Cards that the monitor saw.", of="n_gpus")]
     threads: Annotated[Positive, doc("CPU threads of the trainer.")]
     machine: Annotated[Measured[dict[str, Any]], doc("As found by the job's preflight.")]
     gpu: Gpu
@@ -246,7 +244,6 @@ class Hardware(Record, frozen=True, kw_only=True):
         Measured[Amount], doc("Held beyond the card's highest reading: on the host.")
     ]
     host_memory_peak_bytes: Annotated[Count, doc("Resident memory of the trainer.")]
-    lost_readings: Annotated[Counts, doc("Single failed readings, by figure.")]
     monitor_remarks: Annotated[tuple[str, ...], doc("What qualifies the monitor's figures.")]
     reference_bands: tuple[ReferenceBand, ...]
     assessment: Annotated[tuple[str, ...], doc("The monitor's own remarks.")]
@@ -273,7 +270,6 @@ class Throughput(Record, frozen=True, kw_only=True):
     """Speed of the training steps, without saves and evaluation."""
 
     useful_tokens_per_s: Annotated[Measured[Amount], doc("All devices, no padding.")]
-    target_tokens_per_s: Annotated[Measured[Amount], doc("Tokens that the loss counts.")]
     steps_per_s: Annotated[Measured[Amount], doc("Optimizer steps.")]
     tokens_per_step: Annotated[Amount, doc("Useful tokens of a mean step.")]
     mfu_fraction: Annotated[Measured[Share], doc("Model FLOP/s over the dense peak.")]
@@ -291,7 +287,6 @@ class Cost(Record, frozen=True, kw_only=True):
     usd_per_hour: Annotated[Measured[Amount], doc("The user's own price.", of="price_usd_per_hour")]
     rate_as_of: Annotated[Measured[str], doc("Date of that price.", of="price_as_of")]
     usd_per_million_tokens: Annotated[Measured[Amount], doc("Useful tokens, wall time.")]
-    usd_per_million_target_tokens: Annotated[Measured[Amount], doc("Those that the loss counts.")]
     energy_kwh: Annotated[Measured[Amount], doc("Energy of the card.")]
 
 

@@ -1,34 +1,20 @@
 """Findings on what was learned, against chance, no model at all, and earlier runs."""
 
-from expertflow.evaluate.records import PairedChange
 from expertflow.report import learned
-from expertflow.report.findings.evidence import FALLBACK, Findings, make_finding
+from expertflow.report.findings.evidence import Findings, make_finding
 from expertflow.report.format import loss, number_of, percent, tenths, words
 from expertflow.report.learned import BETTER, NO_CHANGE, NOT_ASKED, WORSE, format_change
-from expertflow.report.measured import Missing, convert_value, is_measured
+from expertflow.report.measured import Missing, convert_value
 from expertflow.report.records import Report
 
 MIN_ANSWERS = 20  # a share of fewer says little
 CUT_OFF_LIMIT = 0.05
-KIND_LIMIT = 0.20
 SHARED_LIMIT = 0.01
-INCONSISTENT_LIMIT = 1 / 3
-# An answer of these kinds has the right form and says the wrong thing: that is what is learned
-# last, and not a separate fault.
-NO_FORM = ("wrong", "different", "tests_failed", "failed", NOT_ASKED)
-FORM = (
-    "the answers do not follow the requested form: check the worst ones, state the form in the"
-    " prompt of the manifest, and train on more examples that follow it"
-)
-ADVICE = {
-    "timed_out": "check the worst answers for endless joins or loops, and whether training"
-    " examples time out too",
-    "too_many_rows": "check the worst answers for a missing condition or join",
-    "empty": "the expert stops immediately: check whether the prompt of the manifest ends where the"
-    " answers in training begin, and whether those begin with a decoding.stop text",
-}
 INTERVAL = "a 95 % interval of the change that excludes zero, and six pairs that differ"
 PAIRED = "paired bootstrap over the same questions"
+MORE_QUESTIONS = (
+    "; more held-out questions (evaluation.max_examples, data.eval_fraction) narrow the interval"
+)
 # Far below what training gains, far above what rounding of a merge in fp32 does.
 MOVED_LIMIT = 1e-4  # nats per target
 REPORTED = "missing measurements are reported"
@@ -100,7 +86,7 @@ def find_unbeaten_baseline(report: Report) -> Findings:
         origin=PAIRED,
         recommendation=f"see what this baseline does ({best.description}): that much of the task"
         f" needs no model; then {_train_longer(report)}, use more varied examples or a larger model"
-        + _more_questions(best.change),
+        + ("" if is_worse else MORE_QUESTIONS),
     )
 
 
@@ -125,7 +111,7 @@ def find_no_gain(report: Report) -> Findings:
             threshold=INTERVAL,
             origin=PAIRED,
             recommendation=f"{_train_longer(report)}; check what the worst answers have in common"
-            + _more_questions(change),
+            + MORE_QUESTIONS,
         )
 
 
@@ -157,24 +143,6 @@ def _train_longer(report: Report) -> str:
     if learned.lowest_before_rise(report) is not None:
         return "train on more data, not longer: see overfitting"
     return "train longer or with a higher learning rate if the training loss is still falling"
-
-
-def _more_questions(change: PairedChange) -> str:
-    if change.change != NO_CHANGE:
-        return ""
-    low, high = change.ci95
-    # The interval excludes zero, but too few pairs differ to trust it.
-    if not low <= 0 <= high:
-        return "; too few answers differ to show anything without more questions"
-    n_more = learned.n_more_to_see(change)
-    if n_more is None:
-        return "; no number of questions can show a difference of zero"
-    # Two digits, because the estimate is no better: 1,234 -> 1,300.
-    scale: int = 10 ** max(0, len(str(n_more)) - 2)
-    return (
-        f"; if the difference is as measured, about {-(-n_more // scale) * scale:,} more held-out"
-        " questions (evaluation.max_examples, data.eval_fraction) would show it 4 times out of 5"
-    )
 
 
 def find_choice_by_loss(report: Report) -> Findings:
@@ -218,16 +186,6 @@ def find_bad_answers(report: Report) -> Findings:
             threshold=f"none; a warning above {percent(CUT_OFF_LIMIT)}",
             recommendation="shorten the prompts, or use a base model with more positions",
         )
-    # By prefix: ``wrong`` is also wrong_answer and wrong_rows.
-    found = [e for e in learned.count_errors(report.evaluation) if not e[0].startswith(NO_FORM)]
-    kind, n_kind = found[0] if found else ("", 0)
-    if n >= MIN_ANSWERS and n_kind > KIND_LIMIT * n:
-        yield make_finding(
-            "one-kind-of-error",
-            evidence=f"{n_kind:,} of {number_of(n, 'answer')} are wrong in one way: {words(kind)}",
-            threshold=f"at most {percent(KIND_LIMIT)} that are wrong in form",
-            recommendation=ADVICE.get(kind, FORM),
-        )
 
 
 def find_shared_questions(report: Report) -> Findings:
@@ -245,47 +203,6 @@ def find_shared_questions(report: Report) -> Findings:
         )
 
 
-def find_judge_conflicts(report: Report) -> Findings:
-    judge, change = report.evaluation.judge, learned.metric_change(report.evaluation)
-    if not judge:
-        return
-    # If no pair was decided, anything is possible.
-    low, high = judge.ci95 or (0.0, 1.0)
-    # Half of the pairs won is not a preference.
-    prefers = BETTER if low > 0.5 else WORSE if high < 0.5 else None
-    if change is not None and {prefers, change.change} == {BETTER, WORSE}:
-        model = "expert" if prefers == BETTER else "untrained model"
-        yield make_finding(
-            "judge-disagrees",
-            evidence=f"the judge prefers the {model} ({tenths(judge.win_fraction or 0.0)} for the"
-            f" expert, 95 % interval {tenths(low)} to {tenths(high)}), {words(change.quantity)}"
-            f" is {change.change} than before",
-            threshold="the same side, if both intervals favor one",
-            recommendation="read some of these pairs: the judge's criterion or the metric asks for"
-            " something else",
-        )
-    n, n_unsure = judge.n_wins + judge.n_losses + judge.n_ties, judge.n_inconsistent
-    if n >= MIN_ANSWERS and n_unsure > INCONSISTENT_LIMIT * n:
-        yield make_finding(
-            "judge-inconsistent",
-            evidence=f"the judge contradicted itself on {n_unsure:,} of"
-            f" {number_of(n, 'pair')} when the two answers were swapped",
-            threshold=f"at most {percent(INCONSISTENT_LIMIT)}",
-            recommendation="use another judge, or a narrower evaluation.judge.criterion",
-        )
-    if judge.n_failed:
-        why = f": {judge.reason}" if judge.reason else ""
-        yield make_finding(
-            "judge-failed",
-            severity="info",
-            evidence=f"{judge.n_failed:,} of {number_of(judge.n_pairs, 'pair')} got no"
-            f" verdict{why}",
-            threshold="none",
-            origin=FALLBACK,
-            recommendation=RUNS_ALONE,
-        )
-
-
 def find_export_shift(report: Report) -> Findings:
     export, change = report.export, learned.loss_change(report.evaluation)
     before, after = export.loss_before_merge, export.loss_after_merge
@@ -300,40 +217,4 @@ def find_export_shift(report: Report) -> Findings:
             recommendation="export in fp32 (export.dtype), if that much matters for this task"
             if export.dtype != "float32"
             else "none: fp32 rounds least; the adapter itself is in the checkpoint",
-        )
-
-
-def find_checkpoint_choice(report: Report) -> Findings:
-    evaluation, training = report.evaluation, report.training_report.training
-    published, last = evaluation.published, training.steps
-    others, is_last = published.candidates, published.step == last
-    losses = [(c.held_out_loss, c.step) for c in others if is_measured(c.held_out_loss)]
-    lowest, step = min(losses, default=(None, 0))
-    chosen = next((c for c in others if c.published), None)
-    # The score chose another step than the loss would have.
-    is_higher = lowest is not None and chosen is not None and chosen.held_out_loss != lowest
-    if not is_last or is_higher:
-        than = "" if is_last else f", not the last of {last:,}"
-        if lowest is not None and is_higher:
-            than += f"; the lowest held-out loss, {loss(lowest)}, is at step {step:,}"
-        yield make_finding(
-            "another-checkpoint",
-            severity="info",
-            evidence=f"step {published.step:,} is published{than}: {published.reason}",
-            threshold="the last step, with the lowest held-out loss",
-            origin="choices are reported",
-            recommendation="none: the score counts, not the loss"
-            if is_last
-            else "use fewer epochs, if the last steps gain nothing in the next run either",
-        )
-    n = training.n_candidates
-    if evaluation.metric and n > 1 and not others:
-        yield make_finding(
-            "checkpoints-not-compared",
-            severity="info",
-            evidence=f"{n:,} checkpoints were kept, but not compared: {published.reason}",
-            threshold="the best of those kept",
-            origin=REPORTED,
-            recommendation="resolve that reason; more held-out documents (data.eval_fraction) leave"
-            " questions to choose by (evaluation.n_selection_examples)",
         )
