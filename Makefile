@@ -6,7 +6,7 @@
 # make compare      two reports side by side: make compare A=mine B=other, or B=elsewhere/results/mine
 # make demos        all eight experts and the page that compares them
 # make test         install, then the tests of a change, with WORKERS (2): minutes
-# make coverage     the same, and which lines and branches of each file they reach
+# make coverage     the same, and which branches of each package they reach
 # make test-long    install the extras, then the tests that need them or take minutes each
 # make test-all     all tests: test, test-long, slurm-test, check-demos
 # make lint         ruff, mypy, snakefmt, snakemake --lint
@@ -92,12 +92,11 @@ say:
 	@echo "$(WHAT)"
 
 test: say $(VENV)/.test
-	@OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) $(QUICK)
-	@echo "$(REST)"
+	@OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) $(QUICK) --progress "$(REST)"
 
 test-long: $(VENV)/.dev
 	@echo "interruptions, bundles, studies, several processes, extras, real data: about 20 minutes"
-	@OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -m '(long or extra) and not slurm'
+	@OMP_NUM_THREADS=1 $(BIN)/python $(PYTEST) -m '(long or extra) and not slurm' --progress ""
 
 test-all: test test-long slurm-test check-demos
 
@@ -105,9 +104,10 @@ test-all: test test-long slurm-test check-demos
 coverage: export COVERAGE_FILE := $(CURDIR)/.coverage_cache/data
 coverage: say $(VENV)/.coverage
 	@rm -rf .coverage_cache && mkdir .coverage_cache
-	@OMP_NUM_THREADS=1 $(BIN)/coverage run --source $(CURDIR)/workflow $(PYTEST) $(QUICK)
+	@OMP_NUM_THREADS=1 $(BIN)/coverage run --source $(CURDIR)/workflow $(PYTEST) $(QUICK) \
+	  --progress "$(REST)"
 	@$(BIN)/coverage combine -q
-	@$(BIN)/coverage report --skip-covered
+	@$(BIN)/coverage json -q -o - | $(BIN)/python tests/coverage_by_package.py
 
 slurm-test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slurm tests/slurm

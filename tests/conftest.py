@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from progress import Progress, work_of
 from support import ROOT, SHARED_DATA
 
 # A shell that starts tests in the background makes them and their children ignore Ctrl-C.
@@ -56,10 +57,17 @@ EXTRAS = {
     "bitsandbytes": "bitsandbytes", "graph": "graphqlite", "lm-eval": "lm_eval", "s3": "boto3",
     "slurm": "snakemake_executor_plugin_slurm", "triton": "triton",
 }  # fmt: skip
-# Roughly how much longer tests of these folders or files take than others: they start processes,
-# and one compiles for minutes and must not start last.
-WORK = {"workflow": 60, "bench": 60, "studies": 15, "train": 12, "rental": 6}
-WORK |= {"test_without_a_card.py": 1200}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--progress", metavar="LAST_WORDS", help="show lines, not dots")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    last_words = config.getoption("progress")
+    if last_words is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config, last_words))
 
 
 @pytest.fixture(scope="session")
@@ -82,6 +90,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Workers take whole files, in this order, so that none is left with a long one at the end.
     work = Counter[Path]()
     for item in items:
-        path = item.path
-        work[path] += WORK.get(path.name) or WORK.get(path.parent.name, 1)
+        work[item.path] += work_of(item.nodeid)
     items.sort(key=lambda item: -work[item.path])
