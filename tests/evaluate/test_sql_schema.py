@@ -89,166 +89,44 @@ def test_the_same_databases_are_made_in_each_process() -> None:
     assert judge(TABLES, SOME, *predictions, limits=Limits()) == expected
 
 
-MYSQL = r"""
--- MySQL dump 10.13  Distrib 8.0.33, for Linux (x86_64)
-/*!40014 SET FOREIGN_KEY_CHECKS=0 */;
-SET NAMES utf8mb4;
-DROP TABLE IF EXISTS `customers`;
-CREATE TABLE `customers` (
-  `id` int(11) unsigned NOT NULL AUTO_INCREMENT,
-  `email` varchar(255) COLLATE utf8mb4_unicode_ci NOT NULL,
-  `status` enum('active','blocked') NOT NULL DEFAULT 'active',
-  `updated` datetime DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,
-  `meta` json DEFAULT NULL COMMENT 'free form',
-  PRIMARY KEY (`id`),
-  UNIQUE KEY `u_email` (`email`),
-  KEY `k_status` (`status`, `updated`)
-) ENGINE=InnoDB AUTO_INCREMENT=12 DEFAULT CHARSET=utf8mb4;
-LOCK TABLES `customers` WRITE;
-INSERT INTO `customers` (`email`, `status`) VALUES ('ann@x.org', 'active'),
-  ('bob\'s@x.org', 'blocked');
-UNLOCK TABLES;
+SHOP = """
+CREATE SCHEMA IF NOT EXISTS shop; USE shop;
+CREATE TABLE shop.item (id INT AUTO_INCREMENT, kind ENUM('pen', 'ink'), PRIMARY KEY (id));
+INSERT INTO shop.item (kind) VALUES ('pen'), ('ink');
 """
-PHPMYADMIN = """
-SET SQL_MODE = "NO_AUTO_VALUE_ON_ZERO";
-START TRANSACTION;
-CREATE TABLE `u` (`id` int(11) NOT NULL, `on` bit(1) NOT NULL DEFAULT b'1',
-  `n` int(10) zerofill) ENGINE=InnoDB;
-INSERT INTO `u` (`id`, `on`, `n`) VALUES (1, b'1', 10), (2, b'0', 20);
-ALTER TABLE `u` ADD PRIMARY KEY (`id`), ADD KEY `k` (`n`);
-ALTER TABLE `u` MODIFY `id` int(11) NOT NULL AUTO_INCREMENT, AUTO_INCREMENT=3;
-COMMIT;
-"""
-SQL_SERVER = """
-USE [Shop]
-GO
-CREATE TABLE [sales].[Item](
-	[Id] [int] IDENTITY(1,1) NOT NULL,
-	[Name] [nvarchar](max) NOT NULL,
-	[Flag] [bit] NOT NULL DEFAULT ((1)),
-	[Made] [datetime2](7) NOT NULL DEFAULT SYSDATETIME(),
-	[Price] [decimal](18, 2) NULL,
- CONSTRAINT [PK_Item] PRIMARY KEY CLUSTERED ([Id] ASC) WITH (PAD_INDEX = OFF) ON [PRIMARY]
-) ON [PRIMARY] TEXTIMAGE_ON [PRIMARY]
-GO
-SET IDENTITY_INSERT [sales].[Item] ON
-INSERT [sales].[Item] ([Id], [Name], [Made], [Price])
-VALUES (1, N'Pen', CAST(N'2019-01-02T00:00:00' AS DateTime2), 1.5000)
-INSERT [sales].[Item] ([Id], [Name], [Made], [Price])
-VALUES (2, N'Ink', CAST(N'2020-01-02T00:00:00' AS DateTime2), 2.5000)
-GO
-ALTER TABLE [sales].[Item] WITH CHECK ADD CONSTRAINT [CK] CHECK (([Price]>(0)))
-GO
-"""
-POSTGRES = """
-SET statement_timeout = 0;
-SELECT pg_catalog.set_config('search_path', '', false);
-CREATE TYPE mood AS ENUM ('sad', 'ok');
-CREATE TABLE public.users (
-    id integer NOT NULL,
-    name character varying(50) DEFAULT 'x'::character varying NOT NULL,
-    tags text[], data jsonb DEFAULT '{}'::jsonb, m mood,
-    born timestamp with time zone DEFAULT now() NOT NULL,
-    CONSTRAINT c CHECK (((name)::text = ANY ((ARRAY['a'::character varying])::text[])))
-);
-ALTER TABLE public.users OWNER TO postgres;
-CREATE SEQUENCE public.users_id_seq START WITH 1 INCREMENT BY 1;
-ALTER TABLE ONLY public.users ALTER COLUMN id SET DEFAULT nextval('public.users_id_seq'::regclass);
-INSERT INTO public.users (id, name, born) VALUES (1, 'Ann', '2020-01-01'::timestamp),
-  (2, 'Bob', now());
-ALTER TABLE ONLY public.users ADD CONSTRAINT users_pkey PRIMARY KEY (id);
-CREATE INDEX ix ON public.users USING btree (name);
-"""
-PLACES = r"""
-CREATE TABLE `shop` (`id` int NOT NULL, `at` point NOT NULL /*!80003 SRID 4326 */, `name` text,
-  PRIMARY KEY (`id`), SPATIAL KEY `k` (`at`));
-INSERT INTO `shop` VALUES (1, ST_GeomFromText('POINT(1 2)', 4326), 'Ann\'s'),
-  (2, _binary '\0\0x', 'Bob''s');
-DELIMITER ;;
-/*!50003 CREATE*/ /*!50003 TRIGGER `t` BEFORE INSERT ON `shop` FOR EACH ROW BEGIN
-  SET NEW.name = UPPER(NEW.name); DELETE FROM shop; END */;;
-DELIMITER ;
-CREATE DEFINER=`root`@`%` TRIGGER u BEFORE UPDATE ON shop FOR EACH ROW SET NEW.name = 'x';
-"""
-COPIED = r"""
-CREATE FUNCTION public.f() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN NEW.name := upper(NEW.name); RETURN NEW; END; $$;
-CREATE TABLE public.users (id integer NOT NULL, name text, paid numeric, active boolean);
-CREATE TRIGGER t BEFORE INSERT ON public.users FOR EACH ROW EXECUTE FUNCTION public.f();
-COPY public.users (id, name, paid, active) FROM stdin;
-1	Ann's; \tA	2.5	t
-2	\N	10	f
-\.
-COPY public.users (id) FROM stdin;
-\.
+NAMED = """
+CREATE TABLE [dbo].[t]([id] [int] PRIMARY KEY, [name] [nvarchar](9));
+INSERT INTO [dbo].[t] VALUES (1, 'a'), (2, 'b');
 """
 TRIGGERED = """
 CREATE TABLE t (id INT, name TEXT);
 CREATE TRIGGER u AFTER INSERT ON t BEGIN UPDATE t SET name = 'x'; END;
 INSERT INTO t VALUES (1, 'a'), (2, 'b');
 """
-BATCHES = """
-CREATE TABLE [dbo].[t]([id] [int] NOT NULL, [name] [nvarchar](9), INDEX [i] NONCLUSTERED ([name]))
-GO
-CREATE TRIGGER [dbo].[u] ON [dbo].[t] AFTER INSERT AS BEGIN
-  SET NOCOUNT ON
-  INSERT [dbo].[t] VALUES (7, N'x')
-END
-GO
-INSERT [dbo].[t] VALUES (1, N'a')
-INSERT [dbo].[t] VALUES (2, N'b')
-GO
-"""
 
 
 @pytest.mark.parametrize(
     ("schema", "gold", "right", "wrong"),
     [
-        (MYSQL, "SELECT `email` FROM `customers` WHERE `status` = 'active'",
-         "SELECT email FROM customers WHERE NOT status <> 'active'", "SELECT 'ann@x.org'"),
-        (MYSQL, "SELECT count(*) FROM customers", "SELECT count(DISTINCT id) FROM customers",
-         "SELECT 2"),
-        (MYSQL, "SELECT `id` FROM `customers` WHERE IF(`status` = 'active', 1, 0) = 1",
-         "SELECT id FROM customers WHERE status = 'active'", "SELECT 1"),
-        (PHPMYADMIN, "SELECT `id` FROM `u` WHERE `on` = 1 AND `n` > 5",
-         "SELECT id FROM u WHERE n > 5 AND `on` = b'1'", "SELECT 1"),
-        (SQL_SERVER, "SELECT TOP 1 [Name] FROM [sales].[Item] ORDER BY [Id]",
-         "SELECT Name FROM sales.Item WHERE Id = (SELECT MIN(i.Id) FROM sales.Item i)",
-         "SELECT MAX(Name) FROM sales.Item"),
-        (SQL_SERVER, "SELECT COUNT(*) FROM sales.Item WHERE Name <> N'Pen' AND Made < '2020-05-01'",
-         "SELECT COUNT(Id) FROM Item WHERE NOT Name = 'Pen' AND Made < N'2020-05-01'", "SELECT 1"),
-        (POSTGRES, "SELECT name FROM public.users WHERE born < '2021-01-01'",
-         "SELECT users.name FROM users WHERE users.born < '2021-01-01'", "SELECT 'Ann'"),
-        ("CREATE TABLE e (id INT AUTO_INCREMENT, k ENUM('a', 'b'), PRIMARY KEY (ID), KEY i (k))",
-         "SELECT id FROM e WHERE k = 'a'", "SELECT id FROM e WHERE 'a' = k", "SELECT id FROM e"),
-        ("CREATE TABLE e (id INT, k TEXT, `key` TEXT, INDEX i (k), FULLTEXT KEY (k))",
-         "SELECT * FROM e WHERE k <> 'a'", "SELECT id, k, `key` FROM e WHERE NOT k = 'a'",
-         "SELECT * FROM e"),
-        ("CREATE TABLE e (id INT, k VARCHAR(9), KEY i (k))",
-         "SELECT * FROM e", "SELECT id, k FROM e", "SELECT id FROM e"),
-        (PLACES, "SELECT id FROM shop WHERE name = 'Ann''s' AND `at` = 'POINT(1 2)'",
-         "SELECT id FROM shop WHERE `at` = 'POINT(1 2)' AND name = 'Ann''s'",
-         "SELECT id FROM shop WHERE name < 'B'"),
-        (COPIED, "SELECT name FROM users WHERE active AND paid < 10",
-         "SELECT name FROM public.users WHERE 10 > paid AND active = true",
-         "SELECT 'Ann''s; \tA'"),
+        (SHOP, "SELECT id FROM shop.item WHERE kind = 'pen'",
+         "SELECT item.id FROM item WHERE 'pen' = shop.item.kind", "SELECT 1"),
+        (NAMED, "SELECT TOP 1 [name] FROM [dbo].[t] ORDER BY [id]",
+         "SELECT name FROM t WHERE id = (SELECT MIN(dbo.t.id) FROM dbo.t)",
+         "SELECT MIN(name) FROM t"),
+        # Triggers would also fire on made-up rows.
         (TRIGGERED, "SELECT name FROM t WHERE id = 1", "SELECT name FROM t WHERE 1 = id",
          "SELECT 'a'"),
-        (BATCHES, "SELECT name FROM t WHERE id < 8", "SELECT name FROM dbo.t WHERE 8 > id",
-         "SELECT name FROM t"),
     ],
 )  # fmt: skip
-def test_statements_of_other_databases_are_left_out_of_a_schema(
+def test_schemas_and_queries_of_other_databases_are_translated(
     schema: str, gold: str, right: str, wrong: str
 ) -> None:
-    # A dump's rows are the first database; a query that is right there by luck is wrong elsewhere.
-    kind = "wrong_elsewhere" if "INSERT" in schema or "COPY" in schema else "wrong_rows"
-    assert kinds(schema, gold, gold, right, wrong) == ["correct", "correct", kind]
+    assert kinds(schema, gold, gold, right, wrong) == ["correct", "correct", "wrong_elsewhere"]
 
 
 def test_an_unknown_name_is_still_an_error() -> None:
-    gold = "SELECT Name FROM sales.Item WHERE Id = 1"
-    assert kinds(SQL_SERVER, gold, gold.replace("sales", "other")) == ["syntax_error"]
+    gold = "SELECT kind FROM shop.item WHERE id = 1"
+    assert kinds(SHOP, gold, gold.replace("shop", "other")) == ["syntax_error"]
 
 
 def test_booleans_have_no_other_numbers() -> None:
@@ -277,8 +155,7 @@ SPINS = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n) SELECT
         ("CREATE VIRTUAL TABLE t USING fts5(a)", "SELECT a FROM t", "cannot be built"),
         (f"CREATE TABLE t (a); -- {'x' * 200_000}", "SELECT a FROM t", "longer than 200000"),
         ("CREATE TABLE t (a); INSERT INTO t VALUES ('\0')", "SELECT 1", "embedded null character"),
-        ("CREATE TABLE t (a INT);\nCOPY t FROM '/a';", "SELECT a FROM t", "use pg_dump --inserts"),
-        ("CREATE TABLE `t` (`a` INT", "SELECT a FROM t", r"as mysql: .* `t` \(`a` INT$"),
+        ("CREATE TABLE `t` (`a` INT", "SELECT a FROM t", "cannot be built: incomplete input"),
     ],
 )
 def test_an_unusable_reference_has_a_reason(schema: str, gold: str, why: str) -> None:

@@ -10,12 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from expertflow.evaluate.isolation.rows import QueryAnswer, one_line, same_rows
-from expertflow.evaluate.isolation.sql_dialects import (
-    DIALECTS,
-    Translator,
-    UnusableError,
-    likely_dialects,
-)
+from expertflow.evaluate.isolation.sql_dialects import DIALECTS, Translator, UnusableError
 from expertflow.evaluate.isolation.sql_states import StateMaker
 from expertflow.evaluate.isolation.sql_worker import (
     Limits,
@@ -115,13 +110,8 @@ def _build(schema: str, limits: Limits) -> tuple[sqlite3.Connection, Translator]
     if len(schema) > MAX_SCHEMA_CHARS:
         raise UnusableError(f"its schema is longer than {MAX_SCHEMA_CHARS} characters")
     reasons: list[str] = []
-    likely = likely_dialects(schema)
-    # Try the text unchanged, then translated from a dialect, then also simplified.
-    for translator in (
-        Translator(),
-        *map(Translator, DIALECTS),
-        *(Translator(dialect, simplify=True) for dialect in likely),
-    ):
+    # Try the text unchanged, then translated from a dialect.
+    for translator in map(Translator, (None, *DIALECTS)):
         connection = _open(limits)
         try:
             _run_script(connection, translator.translate_schema(schema), limits)
@@ -134,9 +124,7 @@ def _build(schema: str, limits: Limits) -> tuple[sqlite3.Connection, Translator]
                 break
         else:
             return connection, translator
-    # On another database's dump, the error of its dialect's parser says more than SQLite's.
-    why = reasons[-1] if len(likely) == 1 else reasons[0]
-    raise UnusableError(f"its schema cannot be built: {why}")
+    raise UnusableError(f"its schema cannot be built: {reasons[0]}")
 
 
 def _open(limits: Limits) -> sqlite3.Connection:

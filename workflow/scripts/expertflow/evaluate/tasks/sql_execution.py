@@ -25,7 +25,7 @@ class SqlExecution(IsolatedTask):
     field ``schema``, a text of CREATE and perhaps INSERT statements, databases are built from it,
     with made-up rows if it has few or none: a prediction is right if it agrees on all of them.
     Schemas that SQLite cannot build are read in other dialects by sqlglot, and so are their
-    queries; type sizes, indexes, settings, triggers and computed defaults of a dump are left out.
+    queries; references on schemas that sqlglot cannot translate either are unusable.
 
     Rows are a multiset, ordered only if the reference orders its outermost SELECT; column names do
     not count. Numbers may differ by 1e-9 of their size, integers not at all. Two empty results
