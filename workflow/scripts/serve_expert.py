@@ -9,12 +9,12 @@ Standard input is one question. Nothing is downloaded. Decoding follows generati
 """
 
 import importlib
-import io
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from expertflow.core import cli
+from expertflow.core.errors import ConfigError
 from expertflow.core.format import show_hidden
 
 
@@ -35,9 +35,6 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     expert = load_expert(args.folder, max_new_tokens=args.max_new_tokens)
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        # As in arguments: a question that is not UTF-8 is refused, and a chat continues.
-        sys.stdin.reconfigure(errors="surrogateescape")
 
     def show(text: str) -> None:
         print(show_hidden(text), end="", flush=True)
@@ -48,7 +45,10 @@ def main() -> None:
         print(f"{expert.name}: {HELP}", file=sys.stderr)
         run_chat(expert, args.system, read=lambda: input("> "), show=show)
     else:
-        text = sys.stdin.read() if args.prompt is None else args.prompt
+        try:
+            text = sys.stdin.read() if args.prompt is None else args.prompt
+        except UnicodeDecodeError as error:
+            raise ConfigError("the text is not UTF-8; convert it, e.g. with iconv") from error
         answer_once(expert, args.system, text, show)
 
 

@@ -16,7 +16,7 @@ from expertflow.data.layout import read_layout
 from expertflow.data.records import Body, Layout, Segment, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer, split_question
-from expertflow.evaluate.answer_text import THINK, cut_at, without_thoughts
+from expertflow.evaluate.answer_text import cut_at
 from expertflow.evaluate.generate import end_ids, positions_of
 from expertflow.export.model_files import read_system_prompt
 from expertflow.export.records import export_command
@@ -24,8 +24,6 @@ from expertflow.tokens.engine import Engine
 from expertflow.tokens.tokenize import tokenize
 from expertflow.train.model.load import load_base, plain_attention
 
-# The first cards with bf16 (Ampere).
-BF16_CAPABILITY = (8, 0)
 HELP = "/reset clears the chat, /quit exits, Ctrl-C stops an answer"
 Show = Callable[[str], None]
 
@@ -39,14 +37,7 @@ class ServedExpert(Record, frozen=True):
     system_prompt: str | None = None
 
     def prompt_ids(self, turns: list[Turn]) -> list[int]:
-        """Tokenize as in training, or only the last turn without a template.
-
-        Raise ConfigError if the text is not UTF-8 or the template rejects the chat.
-        """
-        try:
-            "".join(turn.content for turn in turns).encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError("the text is not UTF-8; convert it, e.g. with iconv") from error
+        """Tokenize as in training, or only the last turn without a template."""
         if self.layout.chat_template is None or self.layout.problem is not None:
             start = self.layout.text_start
             opening = [Segment(start, special=True)] if start else []
@@ -63,7 +54,7 @@ class ServedExpert(Record, frozen=True):
         return ids
 
     def generate_answer(self, turns: list[Turn], show: Show) -> str:
-        """Stream an answer until Ctrl-C; raise ConfigError if positions or memory run out."""
+        """Stream an answer until Ctrl-C; raise ConfigError if no position is left for it."""
         ids = self.prompt_ids(turns)
         settings = copy.deepcopy(self.model.generation_config)
         n_positions = positions_of(self.model.config)
@@ -76,67 +67,48 @@ class ServedExpert(Record, frozen=True):
                 )
         stream = Stream(self.engine, settings, show)
         prompt = torch.tensor([ids], device=self.model.device)
-        try:
-            with suppress(KeyboardInterrupt), torch.inference_mode():
-                self.model.generate(
-                    input_ids=prompt,
-                    attention_mask=torch.ones_like(prompt),
-                    generation_config=settings,
-                    tokenizer=self.tokenizer,
-                    streamer=stream,
-                )
-        except torch.OutOfMemoryError as error:
-            message = f"the card has too little memory for a chat of {len(ids)} tokens and more"
-            raise ConfigError(f"{message}; shorten it, or start over with /reset") from error
+        with suppress(KeyboardInterrupt), torch.inference_mode():
+            self.model.generate(
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=settings,
+                tokenizer=self.tokenizer,
+                streamer=stream,
+            )
         stream.end()
         return stream.shown
 
 
 class Stream(BaseStreamer):  # type: ignore[misc]
-    """Shows an answer as scored; TextStreamer loses spaces with some tokenizers."""
+    """Shows an answer without its stop text; TextStreamer loses spaces with some tokenizers."""
 
     def __init__(self, engine: Engine, settings: GenerationConfig, show: Show) -> None:
-        self.shown = self._opened = ""
+        self.shown = ""
         self._engine, self._ends, self._show = engine, end_ids(settings), show
         self._stops = tuple(settings.stop_strings or ())
         self._ids: list[int] | None = None
 
     def put(self, value: torch.Tensor) -> None:
-        """Receive the prompt in the first call, then each token."""
+        """Receive the prompt, which is not shown, in the first call, then each token."""
         if self._ids is None:
-            prompt = self._engine.decode(value.reshape(-1).tolist())
-            # Templates of reasoning models open the thinking block.
-            self._opened = THINK if prompt.rstrip().endswith(THINK) else ""
-            self._ids = []  # the prompt is not shown
+            self._ids = []
             return
         self._ids += [i for i in value.reshape(-1).tolist() if i not in self._ends]
-        self._emit(final=False)
+        # Held back: an incomplete character, and what may begin a stop text.
+        text = self._decode().rstrip("\N{REPLACEMENT CHARACTER}")
+        longest = max(map(len, self._stops), default=1)
+        self._show_new(text[: len(text) - longest + 1])
 
     def end(self) -> None:
-        self._emit(final=True)
+        self._show_new(self._decode())
 
-    def _emit(self, *, final: bool) -> None:
-        text = self._opened + self._engine.decode(self._ids or [])
-        text = cut_visible(text, self._stops, final=final)
-        # Held back while a character is incomplete, because the text may still change.
+    def _decode(self) -> str:
+        return cut_at(self._engine.decode(self._ids or []), self._stops)
+
+    def _show_new(self, text: str) -> None:
         if len(text) > len(self.shown):
             piece, self.shown = text[len(self.shown) :], text
             self._show(piece)
-
-
-def cut_visible(text: str, stops: tuple[str, ...], *, final: bool) -> str:
-    """Return the visible part of a partial answer: no thoughts, no (possible) stop text."""
-    is_stopped = any(stop in text for stop in stops)
-    text = cut_at(text, stops)
-    if not is_stopped and not final:
-        text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-        # "</s>": "<", "</", "</s".
-        starts = {stop[:n] for stop in stops for n in range(1, len(stop))}
-        text = text[: len(text) - max((len(s) for s in starts if text.endswith(s)), default=0)]
-    begun, answer = text.lstrip(), without_thoughts(text)
-    if not final and (THINK.startswith(begun) or (begun.startswith(THINK) and answer == text)):
-        return ""
-    return answer
 
 
 def load_expert(folder: Path, *, max_new_tokens: int) -> ServedExpert:
@@ -145,8 +117,8 @@ def load_expert(folder: Path, *, max_new_tokens: int) -> ServedExpert:
         raise ConfigError(f"--max-new-tokens {max_new_tokens}: must be 1 or more")
     place = find_model(folder)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    half = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
-    dtype = torch.bfloat16 if half else torch.float32
+    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    dtype = torch.bfloat16 if has_bf16 else torch.float32
     model = load_base(str(place), dtype=dtype, attention_name=plain_attention(place))
     model = model.to(device).eval()
     model.generation_config.max_new_tokens = max_new_tokens
