@@ -102,7 +102,6 @@ def model_card(
         is_demo=inputs.is_demo,
         base_name=inputs.base_name,
         conflicts=licenses.find_conflicts(inputs.made_from),
-        remarks=licenses.list_remarks(inputs.made_from),
         vllm_settings=vllm_settings(inputs.spec.decoding),
         hours=hours,
         energy_j=getattr(inputs.monitor, energy),
