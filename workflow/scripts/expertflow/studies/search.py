@@ -30,25 +30,6 @@ WORTH_FRACTION = 0.9
 # Attention implementations besides the one that reads document boundaries.
 MASKED = ("flex", "sdpa")
 N_WORKERS = (0, 2, 4, 8)
-# Choices that are not tried, by setting, and why.
-NOT_ON_CARD: dict[str, tuple[Any, str]] = {
-    name_of(Training.attention): ("varlen", "packed calls the same kernel where it is available"),
-}
-NOT_ON_CPU: dict[str, tuple[Any, str]] = {
-    name_of(Training.gradient_checkpointing): (
-        True,
-        "not tried on a CPU: it recomputes to save memory, and a CPU has more",
-    ),
-    name_of(Training.torch_compile): (
-        True,
-        "not tried on a CPU: compiling would take most of the search's time",
-    ),
-    name_of(Training.attention): (
-        "sdpa",
-        "not tried on a CPU: unlike document by document, it also computes what the mask hides",
-    ),
-}
-
 # Runs settings; the second argument is the lowest speed of interest in tokens/s, or null.
 Run = Callable[[TunedSettings, float | None], TrialResult]
 
@@ -56,7 +37,7 @@ Run = Callable[[TunedSettings, float | None], TrialResult]
 class Space(Record, frozen=True, kw_only=True):
     """Choices besides the default; ``free`` settings are those that the manifest leaves open.
 
-    ``usable_bytes`` limits a predicted peak, null on a CPU; ``left_out`` are not tried, and why.
+    ``usable_bytes`` limits a predicted peak, null on a CPU.
     """
 
     default: TunedSettings
@@ -66,7 +47,6 @@ class Space(Record, frozen=True, kw_only=True):
     may_compile: bool = False
     n_threads: tuple[int, ...] = ()
     n_workers: tuple[int, ...] = ()
-    left_out: tuple[tuple[TunedSettings, str], ...] = ()
 
     def is_free(self, setting: Any) -> bool:
         return name_of(setting) in self.free
@@ -84,11 +64,9 @@ def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
     default, free = settings_of(plan), free_settings(draft.spec)
     is_packed, machine = draft.packing.packing != "none", probe_machine(table=[])
     n_cpus, total = machine.n_cpus_usable, draft.memory_total_bytes
-    left_out, threads, workers = NOT_ON_CARD, list[int](), list[int]()
-    if draft.gpu is None:
-        left_out = NOT_ON_CPU
-        if name_of(Training.n_threads) in free:
-            threads = threads_to_try(n_cpus, machine.n_cpus_physical)
+    threads, workers = list[int](), list[int]()
+    if draft.gpu is None and name_of(Training.n_threads) in free:
+        threads = threads_to_try(n_cpus, machine.n_cpus_physical)
     if name_of(Training.loader) in free and not is_packed:
         workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
     is_compiled = name_of(Training.torch_compile) in free and is_packed and plan.method != "qlora"
@@ -100,11 +78,6 @@ def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
         may_compile=is_compiled and draft.gpu is not None,
         n_threads=tuple(threads),
         n_workers=tuple(workers),
-        left_out=tuple(
-            (replace(default, **{name: value}), why)
-            for name, (value, why) in left_out.items()
-            if name in free and getattr(default, name) != value
-        ),
     )
 
 
@@ -159,11 +132,6 @@ class Search(Struct, kw_only=True):
             self._try(replace(base, loader=kind, dataloader_num_workers=n))
         if space.may_compile:
             self._try_each(start, torch_compile=(True,))
-        if not space.is_free(Training.batch_size):
-            # Other splits of a batch whose split the manifest sets, to inform the user.
-            for rows in space.micro_batches:
-                self._try(self._with_rows(self.best() or space.default, rows))
-        self._leave_out(space.left_out)
 
     def best(self, like: TunedSettings | None = None) -> TunedSettings | None:
         """Return the fastest allowed choice, the simplest of ties; ``like``: compiled alike."""
