@@ -10,7 +10,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from msgspec import field
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
@@ -44,8 +43,7 @@ class ScoringSetup(Record, frozen=True, kw_only=True):
     backend: str = "transformers"
     fields: dict[str, str]
     artifacts: dict[str, str]
-    # Lines written before this field existed are still read, but match no run.
-    scorer: dict[str, str] = field(default_factory=dict)
+    scorer: dict[str, str]
 
 
 class PastRun(Record, frozen=True, kw_only=True):
