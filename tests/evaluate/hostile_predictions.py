@@ -26,7 +26,6 @@ def sql(n: int, canary: str) -> Sized:
     endless = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT "
     return {
         "empty": "",
-        "several statements": "SELECT 1; DROP TABLE item",
         "attach": f"ATTACH '{canary}.db' AS x",
         "vacuum into": f"VACUUM INTO '{canary}.db'",
         "write file": f"SELECT writefile('{canary}', 'x')",
@@ -35,10 +34,7 @@ def sql(n: int, canary: str) -> Sized:
         "delete": "WITH x AS (SELECT 1) DELETE FROM item",
         "returning": "UPDATE item SET name = 'x' RETURNING name",
         "temp table": "CREATE TEMP TABLE x AS SELECT 1",
-        "pragma": "PRAGMA writable_schema = ON",
         "pragma as table": "SELECT * FROM pragma_database_list",
-        "explain behind a mark": "\ufeffEXPLAIN SELECT 1",
-        "random": "SELECT name FROM item ORDER BY random()",
         "endless rows": endless + "i FROM r",
         "endless sum": endless + "sum(i) FROM r",
         "endless sort": endless + "zeroblob(900000) AS z FROM r ORDER BY z",
@@ -46,7 +42,6 @@ def sql(n: int, canary: str) -> Sized:
         "prepared": "WITH a0 AS (SELECT 1 AS x), "
         + ", ".join(f"a{k} AS (SELECT p.x FROM a{k - 1} p, a{k - 1} q)" for k in range(1, 30))
         + " SELECT count(*) FROM a29",
-        "zeroblob": "SELECT zeroblob(2000000000)",
         "many blobs": endless + "zeroblob(900000) FROM r",
         "printf": f"SELECT printf('%.*c', {min(n * 30_000, 999_999_999)}, 'x')",
         "replace": "SELECT replace(hex(zeroblob(400000)), '0', 'xxxxxxxxxxxx')",
@@ -60,13 +55,10 @@ def sql(n: int, canary: str) -> Sized:
         "columns": "SELECT " + ",".join("1" for _ in range(n)),
         "json": "SELECT json('" + "[" * n + "')",
         "json path": "SELECT json_extract('{}', '$" + ".a" * n + "')",
-        "open quote": "SELECT 'abc",
         "quotes": "'" * (2 * n + 1),
         "brackets": "[" * n,
         "comment": "/*" * n,
-        "nul": "SELECT 1\0",
         "surrogate": "SELECT '\ud800'",
-        "long": "SELECT '" + "x" * 50 * n + "'",
         "unknown table function": "SELECT * FROM generate_series(1, 1e12)",
     }
 
@@ -77,16 +69,10 @@ def json(n: int, canary: str) -> Sized:
         "empty": "",
         "pattern that backtracks": '{"a": "' + "a" * 40 + '!"}',
         "unequal items": '{"b": [' + unequal + ', 1, "x"]}',
-        "deep lists": "[" * n + "]" * n,
         "deep objects": '{"c":' * n + "1" + "}" * n,
         "deep in its schema": '{"c":' * 60 + "{}" + "}" * 60,
-        "number beyond floats": '{"d": 1e400}',
         "long number": '{"d": ' + "9" * n + "}",
         "no multiple": '{"d": 1e308}',
-        "NaN": '{"d": NaN}',
-        "key twice": '{"a": "a", "a": "b"}',
-        "surrogate": '{"a": "\\ud800"}',
-        "half a pair": '{"a": "\ud800"}',
         "nul": '{"a": "\0"}',
         "long": '{"a": "' + "a" * 50 * n + '"}',
         "fences": "```\n" * n,
@@ -98,7 +84,6 @@ def json(n: int, canary: str) -> Sized:
 def cypher(n: int, canary: str) -> Sized:
     return {
         "empty": "",
-        "delete": "MATCH (a) DETACH DELETE a",
         "load": f"LOAD CSV FROM 'file://{canary}' AS x RETURN x",
         "load from the network": "LOAD CSV FROM 'http://127.0.0.1:{port}/x' AS x RETURN x",
         "call": "CALL dbms.shutdown()",
@@ -112,8 +97,6 @@ def cypher(n: int, canary: str) -> Sized:
         "subqueries": "CALL { " * min(n, 2500),
         "quotes": "'" * (2 * n + 1),
         "comment": "/*" * n,
-        "surrogate": "RETURN '\ud800'",
-        "nul": "RETURN \0",
         "long": "x" * 50 * n,
     }
 
@@ -128,11 +111,8 @@ def typescript(n: int, canary: str) -> Sized:
         "templates": "`${" * n,
         "tags": "<a>" * n,
         "types": "type A=" + "T extends U ? " * n,
-        "expression": "f(" * n + ")" * n,
         "quotes": "'" * (2 * n + 1),
         "comment": "/*" * n,
-        "surrogate": "\ud800" * n,
-        "nul": "\0" * n,
         "long": "a+" * 25 * n + "a",
         "reads a file": f"require('fs').readFileSync('{canary}')",
     }
@@ -184,9 +164,6 @@ def typescript_tests(n: int, canary: str) -> Sized:
 def text(n: int, canary: str) -> Sized:
     return {
         "empty": "",
-        "marks": "#" * 50 * n,
-        "digits": "#### " + "9" * 50 * n,
-        "blanks": "#### " + " " * 50 * n + "4",
         "commas": "#### " + "1," * 25 * n,
         "exponent": "#### 1e999999999",
         "not a number": "#### NaN",

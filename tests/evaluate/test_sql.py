@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_documents import one_sql_process, score, spec
+from made_up_documents import one_sql_process, score
 from support import PATIENCE_S
 
 from expertflow.core.errors import EvaluationError
@@ -93,15 +93,6 @@ def test_kinds_and_their_reasons(database: Path) -> None:
         kind, why = expected[query]
         assert (verdict.kind, verdict.correct) == (kind, kind == "correct"), query
         assert why is None or verdict.detail == why, query
-
-
-def test_a_manifest_names_the_database_and_a_record_the_metric() -> None:
-    task = SqlExecution(spec(task="sql_execution"))
-    assert (task.metric, task.required) == (
-        "execution_accuracy", ("artifacts.database or fields.schema",)
-    )  # fmt: skip
-    assert task.artifacts == {"database"} and task.fields == {"database", "schema"}
-    assert task.tool_versions()["sqlite"] == sqlite3.sqlite_version
 
 
 def test_endless_queries_run_out_of_their_budget_and_spare_the_others(database: Path) -> None:

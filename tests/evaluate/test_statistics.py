@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from expertflow.evaluate import statistics
@@ -135,16 +133,6 @@ def test_wilson_interval_matches_known_values() -> None:
         (1, 2, 0.0945, 0.9055),
     ):  # fmt: skip
         assert statistics.wilson_interval(n_correct, n) == pytest.approx((low, high), abs=5e-5)
-
-
-@given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_interval_contains_the_fraction_and_stays_inside(case: tuple[int, int]) -> None:
-    n_correct, n = case
-    low, high = statistics.wilson_interval(n_correct, n)
-    assert 0 <= low <= n_correct / n <= high <= 1
-    assert low < high
-    mirrored = statistics.wilson_interval(n - n_correct, n)
-    assert mirrored == pytest.approx((1 - high, 1 - low))
 
 
 def test_summarize_counts_by_kind() -> None:

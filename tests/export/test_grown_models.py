@@ -65,7 +65,7 @@ def test_spare_rows_are_used_and_the_weights_stay_where_they_are(tmp_path: Path)
 def test_a_family_grows_by_means_trains_and_loads_elsewhere(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     source = tmp_path / "source"
-    transformers.AutoModelForCausalLM.from_config(FAMILIES[name].config).save_pretrained(
+    transformers.AutoModelForCausalLM.from_config(FAMILIES[name]).save_pretrained(
         source, max_shard_size="10KB"
     )
     full_tokenizer(source)
