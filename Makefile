@@ -23,7 +23,6 @@
 # make prune        remove states, tokens and copies that no result uses, and what killed jobs left
 # make slurm-test   the chain on a single-machine Slurm; needs root and its packages
 # make soak         kill trainers at random moments for MINUTES (10); weights must not change
-# make soak-chain   the same for complete chains, at any stage
 # make mutants      change the code in MUTANTS (300) ways per module; tests must notice (hours)
 # make clean        delete results and state
 
@@ -49,7 +48,7 @@ PIP := $(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q
 IMPORTED := snakemake.cli,smart_open,requests,rich.live,msgspec,altair,sqlglot,graphglot,datasets transformers.models.qwen3.modeling_qwen3,peft
 TORCH := $(shell grep ^torch== envs/requirements.lock)
 
-.PHONY: help demo run plan compare demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval triton verify repair prune soak soak-chain mutants clean
+.PHONY: help demo run plan compare demos check-demos test coverage test-long test-all slurm-test lint install bitsandbytes slurm s3 node graph lm-eval triton verify repair prune soak mutants clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -177,10 +176,6 @@ prune: install
 
 soak: $(VENV)/.dev
 	PYTHONPATH=tests:workflow/scripts $(BIN)/python tests/train/soak.py --minutes $(MINUTES) $(SEED:%=--seed %)
-
-soak-chain: $(VENV)/.dev
-	PYTHONPATH=tests:tests/workflow:workflow/scripts $(BIN)/python tests/workflow/soak_chain.py \
-	  --minutes $(MINUTES) $(SEED:%=--seed %)
 
 mutants: $(VENV)/.dev
 	$(BIN)/python tests/mutants.py --sample $(MUTANTS) --workers $(WORKERS)

@@ -28,18 +28,16 @@ class Run:
     def __init__(
         self,
         space: Workspace,
-        target: str = TARGET,
         *,
         nohup: bool = False,
-        rest_from: int | None = 0,
+        rest_from: int = 0,
         warm: bool = True,
     ) -> None:
         self.space = space
         self.log = space.root / "run.log"
         self.seen = self.n_resumed()
         self.go_on()
-        if rest_from is not None:
-            (space.root / f"rest-{rest_from}").touch()
+        (space.root / f"rest-{rest_from}").touch()
 
         def hear_signals() -> None:
             """The tests may have been started with nohup, or in a shell's background."""
@@ -48,7 +46,7 @@ class Run:
 
         with self.log.open("a") as stream:
             self.process = subprocess.Popen(
-                [str(SNAKEMAKE), "--cores", "2", target],
+                [str(SNAKEMAKE), "--cores", "2", TARGET],
                 cwd=space.root, stdout=stream, stderr=stream, start_new_session=True,
                 preexec_fn=hear_signals, env=os.environ | (warm_jobs() if warm else {}),
             )  # fmt: skip
@@ -120,13 +118,8 @@ def finish(run: Run) -> dict[str, Any]:
 
 
 def read_tidy(space: Workspace) -> dict[str, Any]:
-    assert_tidy(space)
-    record: dict[str, Any] = space.record("training.json")
-    return record
-
-
-def assert_tidy(space: Workspace) -> None:
-    until_gone(space)
+    # The monitor and the copying of a log end after the trainer.
+    wait_for(lambda: not running_in(space.root), message="something is still running")
     for place in ("results", "state"):
         assert not list((space.root / place).rglob("*.partial"))
     assert not list((space.root / ".snakemake" / "incomplete").glob("*"))
@@ -136,11 +129,8 @@ def assert_tidy(space: Workspace) -> None:
     for path in locks:
         with path.open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def until_gone(space: Workspace) -> None:
-    """Wait for the monitor and the copying of a log, which end after the trainer."""
-    wait_for(lambda: not running_in(space.root), message="something is still running")
+    record: dict[str, Any] = space.record("training.json")
+    return record
 
 
 def kill_jobs(space: Workspace) -> None:

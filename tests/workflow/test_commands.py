@@ -87,7 +87,7 @@ EXTRAS = ("bitsandbytes", "slurm", "s3", "node", "graph", "lm-eval", "triton")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 MADE_HERE = {
     "demo", "demos", "help", "install", "run", "plan", "compare", "verify", "repair", "prune",
-    "soak-chain", "clean",
+    "clean",
 }  # fmt: skip
 # .ci/run makes the parts of test-all, and coverage, which covers test; mutants take hours, and
 # test_resume.py plays rounds of soak.
@@ -318,14 +318,3 @@ def test_targets_are_made(clone: Path) -> None:
     assert (clone / "results" / "index.html").is_file()
     run(clone, "make clean")
     assert not [name for name in ("results", "state", ".snakemake") if (clone / name).exists()]
-
-
-# With this seed a chain is stopped three times: its group once, Snakemake alone twice.
-SEED = 249
-
-
-@pytest.mark.long
-def test_a_soak_of_one_round_ends_with_its_figures(clone: Path) -> None:
-    output = run(clone, f"make soak-chain MINUTES=0 SEED={SEED}")
-    figures = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
-    assert (figures["seed"], figures["rounds"], figures["different"]) == (SEED, 1, 0)
