@@ -5,7 +5,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -146,15 +145,14 @@ def _signal_all(process: subprocess.Popen[Any], number: signal.Signals) -> None:
 
 
 def end_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when this process's parent ends; Linux only."""
+    """Ask the kernel for a SIGTERM when this process's parent ends."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of processes orphaned by descendants; Linux only."""
+    """Become the parent of processes orphaned by descendants."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 # The environment may contain secrets; some builds of Python need the path of their library.
-_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+_KEPT = ("LD_LIBRARY_PATH",)
 _SCRIPT = str(Path(__file__).resolve())
 
 # From a message to the kind and detail of its answer.
@@ -92,10 +92,8 @@ def set_limit(which: int, amount: int) -> None:
     """Limit this process permanently; only processor time can be raised again."""
     _, hard = resource.getrlimit(which)
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-    # macOS refuses a limit on address space; the other limits still apply.
-    with suppress(ValueError, OSError):
-        # The hard limit of processor time stays, so that a later message may be allowed more.
-        resource.setrlimit(which, (amount, hard if which == resource.RLIMIT_CPU else amount))
+    # The hard limit of processor time stays, so that a later message may be allowed more.
+    resource.setrlimit(which, (amount, hard if which == resource.RLIMIT_CPU else amount))
 
 
 def allow_processor_time(cpu_s: int) -> None:
