@@ -197,6 +197,9 @@ def test_acceptance() -> None:
     result = judge(CPU, TENSOR_MEAN, ">", 25)
     assert (result.verdict, result.value) == ("not measured", None)
     assert result.reason == "no NVIDIA driver on this machine"
+    unscored = {"a": {"ci95": None}, "unavailable": {"a.ci": "another", "a.ci95": "too few"}}
+    bar = AcceptanceRule(path="a.ci95[0]", op=">", value=0)
+    assert apply_rule(unscored, bar).reason == "too few"
     for path, value in (("cost.eur", 1), ("run.preset", 3), ("cost", 3)):
         with pytest.raises(
             ConfigError, match=rf"'{path}.{{,160}}; (see workflow/schemas|use a single)"

@@ -5,7 +5,6 @@ measured losses get a price: ``worth_usd`` is the most that a fix can save. The 
 disjoint, so together they cost at most the run.
 """
 
-import itertools
 import operator
 import re
 from collections.abc import Callable
@@ -105,8 +104,9 @@ def apply_rule(report: dict[str, Any], rule: AcceptanceRule) -> AcceptanceVerdic
         raise ConfigError(f"acceptance: no path {rule.path!r}; {where}")
     if value is None:
         # The reason is at the path, or at a null above it.
-        above = (f"{rule.path}.".startswith(f"{place}.") for place in report["unavailable"])
-        why = next(itertools.compress(report["unavailable"].values(), above), None)
+        reasons = report["unavailable"].items()
+        above = (why for at, why in reasons if f"{rule.path}.".startswith((f"{at}.", f"{at}[")))
+        why = next(above, None)
         return AcceptanceVerdict(rule=text, verdict="not measured", value=None, reason=why)
     try:
         # A bar may compare texts, as with ==; text > number is its author's mistake.
