@@ -59,6 +59,7 @@ def test_the_guards_ledger_is_the_price() -> None:
         PaidSession(start_s=START_S - 9_000, end_s=START_S - 8_000, usd_per_hour=9.0),
         PaidSession(start_s=START_S - 30, end_s=START_S + 700, usd_per_hour=3.0),
         PaidSession(start_s=START_S + 702, end_s=START_S + 4_000, usd_per_hour=3.0),
+        PaidSession(start_s=START_S, end_s=START_S + 9e3, usd_per_hour=9.0, machine="another"),
     )
     cost = replace(GPU.inputs.plan.cost, price_usd_per_hour=None)
     inputs = replace(

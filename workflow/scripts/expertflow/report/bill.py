@@ -40,7 +40,7 @@ def build_bill(inputs: ReportInputs) -> Measured[Bill]:
     there = [attempt for attempt in attempts if attempt.machine == machine]
     lines_there = join_intervals(map(interval, there), PAUSE_S)
     machine_s = total_s(lines_there)
-    usd, source = _machine_usd(inputs, machine, lines_there)
+    usd, source = _machine_usd(inputs, lines_there)
     on_card = [interval(attempt) for attempt in there if attempt.n_cards]
     no_card: Measured[float] = Missing(NO_CARD)
     return Bill(
@@ -81,16 +81,9 @@ def _price(inputs: ReportInputs, duration_s: float) -> Measured[float]:
     return convert_value(derive.usd_per_hour(inputs), lambda usd: duration_s / 3600 * usd)
 
 
-def _machine_usd(
-    inputs: ReportInputs, machine: str, lines: Sequence[Interval]
-) -> tuple[Measured[float], str]:
+def _machine_usd(inputs: ReportInputs, lines: Sequence[Interval]) -> tuple[Measured[float], str]:
     """Return what the machine that trained cost, and the source: the guard, if one ran."""
-    sessions = [
-        session
-        for session in inputs.ledger.sessions
-        # Ledgers written before sessions named their machine have none.
-        if session.machine in (machine, "") and _overlapping(session, lines)
-    ]
+    sessions = [session for session in inputs.paid_sessions if _overlapping(session, lines)]
     if not sessions:
         minutes = inputs.plan.cost.billing_minutes
         hours = sum(round_up_hours((end_s - start_s) / 3600, minutes) for start_s, end_s in lines)

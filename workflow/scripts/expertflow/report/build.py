@@ -212,7 +212,7 @@ def _throughput(inputs: ReportInputs) -> r.Throughput:
 
 def _cost(inputs: ReportInputs) -> r.Cost:
     training, cost = inputs.training, inputs.plan.cost
-    of_guard = cost.price_usd_per_hour is None and inputs.ledger.sessions
+    of_guard = cost.price_usd_per_hour is None and inputs.paid_sessions
     # Sessions of the guard have a price, but no date for it.
     no_date = (
         "the price was given to the guard, without a date" if of_guard else "the price has no date"

@@ -114,7 +114,7 @@ def utilization(inputs: ReportInputs, flops_per_token: float) -> Measured[float]
 
 def usd_per_hour(inputs: ReportInputs) -> Measured[float]:
     """Return the plan's price; if it has none, the price given to the guard."""
-    price, sessions = inputs.plan.cost.price_usd_per_hour, inputs.ledger.sessions
+    price, sessions = inputs.plan.cost.price_usd_per_hour, inputs.paid_sessions
     if price is None and sessions:
         return sessions[-1].usd_per_hour
     card, others = inputs.plan.gpu, _other_cards(inputs.plan, inputs.training)

@@ -15,7 +15,7 @@ from expertflow.data.records import DatasetManifest, DatasetSource, DocumentsRec
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.export.records import ExportRecord
 from expertflow.hardware.records import GpuSample, MonitorRecord
-from expertflow.plan.records import Ledger, TrainPlan
+from expertflow.plan.records import Ledger, PaidSession, TrainPlan
 from expertflow.report.records import ReportSpec
 from expertflow.staging.records import StagingRecord
 from expertflow.studies.records import AblationRecord
@@ -60,6 +60,14 @@ class ReportInputs(Record, frozen=True, kw_only=True):
             "ablate": self.ablation is not None,
         }
         return [name for name, is_one in is_asked.items() if is_one]
+
+    @property
+    def paid_sessions(self) -> list[PaidSession]:
+        """The guard's sessions on the machine that trained, or all if no job recorded it."""
+        trained = self.attempts.get("train_expert")
+        # Ledgers written before sessions named their machine have none.
+        machines = (trained[0][-1].machine, "") if trained else ()
+        return [s for s in self.ledger.sessions if not trained or s.machine in machines]
 
 
 def read_inputs(
