@@ -109,6 +109,11 @@ def format_difference(change: PairedChange) -> str:
     return f"{f.points(change.difference)} points"
 
 
+def count_pairs(change: PairedChange) -> str:
+    unit = "held-out document" if change.quantity in LOSSES else "held-out question"
+    return f.number_of(change.n, unit)
+
+
 def has_spread(change: PairedChange) -> bool:
     """Return whether the differences of pairs vary; if they are equal, so are all resamples."""
     low, high = change.ci95
@@ -205,7 +210,7 @@ def _metric_sentence(evaluation: Evaluation, change: PairedChange) -> str:
     before, after = (convert_value(side.value_fraction, f.tenths) for side in sides)
     verb = {BETTER: "rose", WORSE: "fell", NO_CHANGE: "went"}[change.change]
     text = f"{f.sentence(f.words(str(evaluation.metric)))} {verb} from {before} to {after}"
-    text += f" on {f.number_of(change.n, 'held-out question')}"
+    text += f" on {count_pairs(change)}"
     if change.change != NO_CHANGE:
         return f"{text} ({format_change(change)})."
     unclear = f"{text}: {NO_CHANGE} ({format_change(change)})."
@@ -218,9 +223,7 @@ def _metric_sentence(evaluation: Evaluation, change: PairedChange) -> str:
 def _loss_sentence(evaluation: Evaluation) -> str:
     before, after = (f.loss(side.held_out_loss) for side in (evaluation.before, evaluation.after))
     losses, change = f"from {before} to {after} nats per token", loss_change(evaluation)
-    if change is None:
-        return f"Held-out loss went {losses}, without an interval."
-    losses += f" on {f.number_of(change.n, 'held-out document')}"
+    losses += f" on {count_pairs(change)}"
     span = format_interval(change)
     if has_spread(change):
         span = f"95 % interval of the change {span}"

@@ -3,7 +3,7 @@
 from expertflow.report import learned
 from expertflow.report.findings.evidence import Findings, make_finding
 from expertflow.report.format import loss, number_of, percent, tenths, words
-from expertflow.report.learned import BETTER, NO_CHANGE, NOT_ASKED, WORSE, format_change
+from expertflow.report.learned import BETTER, LOSSES, NO_CHANGE, NOT_ASKED, WORSE, format_change
 from expertflow.report.measured import Missing, convert_value
 from expertflow.report.records import Report
 
@@ -11,7 +11,7 @@ MIN_ANSWERS = 20  # a share of fewer says little
 CUT_OFF_LIMIT = 0.05
 SHARED_LIMIT = 0.01
 INTERVAL = "a 95 % interval of the change that excludes zero, and six pairs that differ"
-PAIRED = "paired bootstrap over the same questions"
+PAIRED = "paired bootstrap"
 MORE_QUESTIONS = (
     "; more held-out questions (evaluation.max_examples, data.eval_fraction) narrow the interval"
 )
@@ -92,26 +92,29 @@ def find_unbeaten_baseline(report: Report) -> Findings:
 
 def find_no_gain(report: Report) -> Findings:
     change = learned.deciding_change(report.evaluation)
-    if change is not None and change.change == WORSE:
+    if change is None:
+        return
+    about = f"{format_change(change)}, on {learned.count_pairs(change)}"
+    answers, more = "; check what the worst answers have in common", MORE_QUESTIONS
+    if change.quantity in LOSSES:  # there are no answers
+        answers, more = "", "; more held-out documents (data.eval_fraction) narrow the interval"
+    if change.change == WORSE:
         yield make_finding(
             "worse-than-untrained",
             severity="problem",
-            evidence=f"{words(change.quantity)} is worse than the untrained model's:"
-            f" {format_change(change)}, on {number_of(change.n, 'held-out question')}",
+            evidence=f"{words(change.quantity)} is worse than the untrained model's: {about}",
             threshold=INTERVAL,
             origin=PAIRED,
-            recommendation="use a lower learning rate or fewer epochs; check what the worst answers"
-            " have in common, and whether the data answers as the task requires",
+            recommendation=f"use a lower learning rate or fewer epochs{answers}; check whether the"
+            " data answers as the task requires",
         )
-    if change is not None and change.change == NO_CHANGE:
+    if change.change == NO_CHANGE:
         yield make_finding(
             "no-measurable-change",
-            evidence=f"{words(change.quantity)}: {NO_CHANGE}:"
-            f" {format_change(change)}, on {number_of(change.n, 'held-out question')}",
+            evidence=f"{words(change.quantity)}: {NO_CHANGE}: {about}",
             threshold=INTERVAL,
             origin=PAIRED,
-            recommendation=f"{_train_longer(report)}; check what the worst answers have in common"
-            + MORE_QUESTIONS,
+            recommendation=f"{_train_longer(report)}{answers}{more}",
         )
 
 
