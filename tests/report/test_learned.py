@@ -73,12 +73,10 @@ def test_a_baseline_decides_the_verdict(n_correct: int, level: str, answer: str,
 
 def test_the_loss_decides() -> None:
     bare = made_up.make_bare(before=1.874, after=0.566)
-    one = replace(bare, changes=(), unavailable={"changes": "there is one document only"})
     for record, answer, said in (
         (bare, "yes", "Held-out loss fell from 1.874 to 0.566 nats per token on 200 held-out doc"),
         (made_up.make_bare(before=1.874, after=1.88), "unclear",
          "1.880 nats per token on 200 held-out documents: no measurable change"),
-        (one, "unclear", "There is one document only. Held-out loss went from 1.874"),
         (made_up.not_scored(CPU.inputs.evaluation, "no Node"), "unclear",
          "The task was not scored: no Node. Held-out loss fell"),
     ):  # fmt: skip
@@ -142,7 +140,7 @@ def test_missing_scores_and_single_documents_have_a_reason() -> None:
     record = made_up.not_scored(DONE, why)
     one = {"held_out_loss_ci95": None, "perplexity_ci95": None, "n_documents": 1}
     sides = {name: replace(getattr(record, name), **one) for name in ("before", "after")}
-    report, page = _report(replace(record, **sides, changes=()))
+    report, page = _report(replace(record, **sides))
     reasons = report.unavailable
     assert reasons["evaluation.after.held_out_loss_ci95"] == "one document has no spread"
     for key in ("after.value_fraction", "before.ci95", "delta.value_fraction", "after.n_cut_off"):

@@ -5,9 +5,8 @@ from typing import Any
 from expertflow.evaluate.records import EarlierRun, EvaluationRecord, EvaluationSide, TaskScore
 from expertflow.report import records as r
 from expertflow.report.learned import loss_change, metric_change
-from expertflow.report.measured import Measured, Missing, convert_value, explain, fill, or_missing
+from expertflow.report.measured import Measured, Missing, explain, fill
 
-NO_CHANGE_REASON = "the two sides were not compared"
 JUDGE = {
     "win_fraction": "no pair was judged",
     "ci95": "no pair was decided",
@@ -109,28 +108,16 @@ def _earlier(record: EvaluationRecord) -> Measured[EarlierRun]:
     if earlier is None:
         return Missing(reasons.get("earlier", "no earlier evaluation of this expert was found"))
     why = "none of the earlier questions was asked again"
-    # Asked again but without a figure: the earlier run had none.
-    if earlier.n_shared_questions:
-        why = "the earlier evaluation has no score"
     names = ("value_fraction", "change")
     return explain(earlier, {name: reasons.get(f"earlier.{name}", why) for name in names})
 
 
 def _delta(record: EvaluationRecord, no_metric: str) -> r.Delta:
     loss, metric = loss_change(record), metric_change(record)
-    after, before = (
-        Missing(_why_unscored(score, no_metric))
-        if score is None or score.value_fraction is None
-        else score.value_fraction
-        for score in (record.after.score, record.before.score)
-    )
-    difference = convert_value(after, lambda after: convert_value(before, lambda it: after - it))
-    not_compared = record.unavailable.get("changes", NO_CHANGE_REASON)
-    # If a score is missing, that is why nothing was compared.
-    because = difference.reason if isinstance(difference, Missing) else not_compared
+    unscored = Missing(_why_unscored(record.after.score, no_metric))
     return r.Delta(
-        held_out_loss=record.after.held_out_loss - record.before.held_out_loss,
-        held_out_loss_ci95=or_missing(loss.ci95 if loss else None, not_compared),
-        value_fraction=difference,
-        ci95=or_missing(metric.ci95 if metric else None, because),
+        held_out_loss=loss.difference,
+        held_out_loss_ci95=loss.ci95,
+        value_fraction=metric.difference if metric else unscored,
+        ci95=metric.ci95 if metric else unscored,
     )

@@ -31,8 +31,8 @@ def metric_change(evaluation: Evaluation | EvaluationRecord) -> PairedChange | N
     return next((c for c in evaluation.changes if c.quantity not in LOSSES), None)
 
 
-def loss_change(evaluation: Evaluation | EvaluationRecord) -> PairedChange | None:
-    return next((c for c in evaluation.changes if c.quantity == "held_out_loss"), None)
+def loss_change(evaluation: Evaluation | EvaluationRecord) -> PairedChange:
+    return next(c for c in evaluation.changes if c.quantity == "held_out_loss")
 
 
 def deciding_change(evaluation: Evaluation) -> PairedChange | None:
@@ -179,7 +179,9 @@ def _answer(report: Report) -> Answer:
         return "unclear", "Held-out documents were trained on, so the evaluation shows nothing."
     change = deciding_change(evaluation)
     if change is None:
-        return _not_compared(evaluation)
+        value = evaluation.after.value_fraction
+        why = value.reason.rstrip(". ") if isinstance(value, Missing) else NO_REASON
+        return "unclear", f"The task was not scored: {why}. {_loss_sentence(evaluation)}"
     if change.quantity in LOSSES:
         by_loss = f" {BY_LOSS}" if is_chosen_by_loss(report) else ""
         return LEARNED[change.change], _loss_sentence(evaluation) + by_loss
@@ -214,9 +216,8 @@ def _metric_sentence(evaluation: Evaluation, change: PairedChange) -> str:
     if change.change != NO_CHANGE:
         return f"{text} ({format_change(change)})."
     unclear = f"{text}: {NO_CHANGE} ({format_change(change)})."
-    moved = loss_change(evaluation)
     # The loss moves before the score does: something was learned.
-    fell = moved is not None and moved.change == BETTER
+    fell = loss_change(evaluation).change == BETTER
     return f"{unclear} {_loss_sentence(evaluation)}" if fell else unclear
 
 
@@ -231,17 +232,6 @@ def _loss_sentence(evaluation: Evaluation) -> str:
         return f"Held-out loss went {losses}: {NO_CHANGE} ({span})."
     verb = "fell" if change.change == BETTER else "rose"
     return f"Held-out loss {verb} {losses} ({span})."
-
-
-def _not_compared(evaluation: Evaluation) -> Answer:
-    value, delta, why = evaluation.after.value_fraction, evaluation.delta, ""
-    if evaluation.task != "held_out_loss" and isinstance(value, Missing):
-        why = f"the task was not scored: {value.reason}"
-    else:
-        missing = delta.held_out_loss_ci95 if evaluation.task == "held_out_loss" else delta.ci95
-        why = missing.reason if isinstance(missing, Missing) else ""
-    reason = f"{f.sentence(why.rstrip('. '))}. " if why else ""
-    return "unclear", reason + _loss_sentence(evaluation)
 
 
 def _time(report: Report) -> str:

@@ -211,11 +211,10 @@ def find_export_shift(report: Report) -> Findings:
     before, after = export.loss_before_merge, export.loss_after_merge
     # Either way: a merge that lowers the loss is also wrong.
     if abs(after - before) > MOVED_LIMIT:
-        gained = f"; training changed it by {format_change(change)}" if change else ""
         yield make_finding(
             "export-moved-loss",
             evidence=f"the exported model's held-out loss is {after:.5f}, the trained one's"
-            f" {before:.5f} ({export.dtype}){gained}",
+            f" {before:.5f} ({export.dtype}); training changed it by {format_change(change)}",
             threshold=f"at most {MOVED_LIMIT:g} nats per token apart",
             recommendation="export in fp32 (export.dtype), if that much matters for this task"
             if export.dtype != "float32"
