@@ -14,15 +14,14 @@ from expertflow.staging.records import Staged
 from expertflow.studies import compare_trials
 from expertflow.studies.ablation import join_ablation, judge_claim
 from expertflow.studies.compare_trials import (
-    IS_ONE,
     compare_losses,
-    divide_estimates,
     estimate_ratio,
     hours_ratios,
     read_speed_ratios,
     t_quantile,
 )
 from expertflow.studies.records import (
+    IS_ONE,
     AblationRecord,
     AblationSpec,
     Bar,
@@ -77,12 +76,12 @@ def test_an_interval_uses_logarithms_and_the_tables_quantiles() -> None:
 
 def test_quotients_add_half_widths_in_squares() -> None:
     of, to = estimate_ratio([1.9, 2.0, 2.1]), estimate_ratio([0.5, 0.52, 0.48])
-    found = divide_estimates(of, to)
+    found = of.divide_by(to)
     assert found.value == pytest.approx(of.value / to.value)
     squares = [math.log(e.high / e.value) ** 2 for e in (of, to)]
     assert math.log(found.high / found.value) ** 2 == pytest.approx(sum(squares))
     assert found.least == pytest.approx(1.9 / 0.52) and found.most == pytest.approx(2.1 / 0.48)
-    assert divide_estimates(of, IS_ONE).low == pytest.approx(of.low)
+    assert of.divide_by(IS_ONE).low == pytest.approx(of.low)
 
 
 def verdict(of: str, to: str, *records: VariantRecord, **bounds: float) -> ClaimVerdict:

@@ -6,21 +6,15 @@ two variants then distorts no step, and the steps of a ladder multiply to the to
 
 import math
 
-from expertflow.core.errors import DataError
 from expertflow.core.records import Record
 from expertflow.report import format as f
-from expertflow.studies.records import PLAN, AblationRecord, Bar, Estimate
+from expertflow.studies.records import IS_ONE, AblationRecord, Bar, Estimate
 
 IS_PLAN = "is the plan"
-# The plan compared with itself needs no measurement.
-SAME = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
 # What a ratio measures if not training speed.
 METRICS = {"tokens_per_s": "", "hours": "hours of an entire run", "read_speed": "reading the rows"}
-PLAN_LABEL = "the plan"
 # Smallest gain reported as one: intervals over a few repeats do not cover day-to-day drift.
 NOTABLE = 1.03
-# Covers rounding of ratios, and means over different repeats of two rungs.
-AGREE_FRACTION = 0.01
 
 
 class Step(Record, frozen=True, kw_only=True):
@@ -49,18 +43,10 @@ class Ladder(Record, frozen=True, kw_only=True):
         return tuple(step for step in self.steps if step.tokens_per_s is None)
 
 
-def divide_estimates(one: Estimate, other: Estimate) -> Estimate:
-    """Divide two ratios to the plan; the returned interval is an upper bound on the true one."""
-    return Estimate(
-        value=one.value / other.value, low=one.low / other.high, high=one.high / other.low,
-        least=one.least / other.most, most=one.most / other.least,
-    )  # fmt: skip
-
-
 def single_changes(record: AblationRecord) -> tuple[Bar, ...]:
     """Return the variants that change one setting, slowest first, unmeasured ones last."""
     # ``of`` is the ladder of a rung.
-    single = [bar for bar in record.bars if bar.of is None and bar.name != PLAN]
+    single = [bar for bar in record.bars if bar.of is None]
     return tuple(sorted(single, key=lambda bar: bar.ratio.value if bar.ratio else math.inf))
 
 
@@ -75,7 +61,7 @@ def is_faster(bar: Bar) -> bool:
 
 
 def rung_ratio(bar: Bar) -> Estimate | None:
-    return SAME if bar.outcome == IS_PLAN else bar.ratio
+    return IS_ONE if bar.outcome == IS_PLAN else bar.ratio
 
 
 def makes_no_difference(ratio: Estimate) -> bool:
@@ -83,15 +69,12 @@ def makes_no_difference(ratio: Estimate) -> bool:
 
 
 def build_ladders(record: AblationRecord) -> tuple[Ladder, ...]:
-    """Return the ladders with a measured rung; raise DataError for a contradictory one."""
     bars = {bar.name: bar for bar in record.bars}
     found = []
     for names in record.ladders:
-        if unknown := [name for name in names if name not in bars and name != PLAN]:
-            raise DataError(f"ablation.json: ladders: there is no variant {unknown[0]!r}")
-        rungs = [bars[name] for name in names if name != PLAN]
-        if record.plan_tokens_per_s is not None and any(rung_ratio(bar) for bar in rungs):
-            found.append(_ladder(rungs, bars.get(PLAN), record.plan_tokens_per_s))
+        rungs = [bars[name] for name in names]
+        if record.plan_tokens_per_s is not None and any(map(rung_ratio, rungs)):
+            found.append(_ladder(rungs, record.plan_tokens_per_s))
     return tuple(found)
 
 
@@ -100,7 +83,7 @@ def find_telling_ladder(record: AblationRecord) -> Ladder | None:
     return next((ladder for ladder in build_ladders(record) if steps_that_count(ladder)), None)
 
 
-def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Ladder:
+def _ladder(rungs: list[Bar], plan_tokens_per_s: float) -> Ladder:
     steps, known = [], [ratio for bar in rungs if (ratio := rung_ratio(bar))]
     last: Estimate | None = None
     for bar in rungs:
@@ -109,22 +92,15 @@ def _ladder(rungs: list[Bar], plan: Bar | None, plan_tokens_per_s: float) -> Lad
         last = rung_ratio(bar) or last
     steps.append(
         Step(
-            label=plan.label if plan else PLAN_LABEL,
+            label="the plan",
             tokens_per_s=plan_tokens_per_s,
             before=plan_tokens_per_s * known[-1].value,
-            factor=None if known[-1] is SAME else divide_estimates(SAME, known[-1]),
+            factor=None if known[-1] is IS_ONE else IS_ONE.divide_by(known[-1]),
             is_plan=True,
         )
     )
     start = next(step for step in steps if step.tokens_per_s is not None)
-    whole = divide_estimates(SAME, known[0])
-    # A step may have its own pairs: they must agree with the ratios to the plan.
-    product = math.prod(step.factor.value for step in steps if step.factor)
-    if abs(product / whole.value - 1) > AGREE_FRACTION:
-        raise DataError(
-            f"ablation.json: the steps of {rungs[0].of or 'a ladder'} multiply to {product:.4g}, "
-            f"the plan is {whole.value:.4g} times its first rung; make it again"
-        )
+    whole = IS_ONE.divide_by(known[0])
     return Ladder(steps=tuple(steps), start=start, whole=whole)
 
 
@@ -132,9 +108,9 @@ def _step(bar: Bar, before: Estimate | None, plan_tokens_per_s: float) -> Step:
     ratio, factor = rung_ratio(bar), None
     # No change: the plan repeated, or a rung that runs exactly like the one before.
     if ratio is not None and before is not None and ratio != before:
-        factor = bar.step or divide_estimates(ratio, before)
+        factor = ratio.divide_by(before)
     # The plan against itself has no interval to draw.
-    spread = None if ratio is SAME else ratio
+    spread = None if ratio is IS_ONE else ratio
     return Step(
         label=bar.label,
         tokens_per_s=plan_tokens_per_s * ratio.value if ratio else None,

@@ -14,7 +14,7 @@ from expertflow.report.ablation_facts import Ladder, bare_factor, format_interva
 from expertflow.report.headline import METHODS, Tile
 from expertflow.report.measured import NO_REASON, NOT_MEASURED, Missing, convert_value, or_missing
 from expertflow.report.sheet import render
-from expertflow.studies.records import PLAN, AblationRecord, Bar
+from expertflow.studies.records import AblationRecord, Bar
 
 N_NAMED = 4
 VERDICTS = (
@@ -40,7 +40,6 @@ class VariantColumn(NamedTuple):
 
 
 def render_ablation(record: AblationRecord) -> str:
-    """Render the page; raise DataError if a ladder's steps do not multiply to the total."""
     from expertflow.report.charts.waterfall import changes_chart  # loads altair, takes a second
 
     groups, columns = _groups(record), _columns(record)
@@ -191,12 +190,7 @@ def in_a_line(record: AblationRecord) -> str:
 def _groups(record: AblationRecord) -> list[tuple[str, Sequence[Bar]]]:
     bars = {bar.name: bar for bar in record.bars}
     groups: list[tuple[str, Sequence[Bar]]] = [
-        (
-            f"ladder {bars[names[0]].of or names[0]}",
-            [bars[n] for n in names if n in bars and n != PLAN],
-        )
-        for names in record.ladders
-        if names
+        (f"ladder {bars[names[0]].of}", [bars[name] for name in names]) for names in record.ladders
     ]
     single = facts.single_changes(record)
     return [*groups, ("single changes", single)] if single else groups

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from expertflow.core.errors import DataError
 from expertflow.core.records import fill_record
 from expertflow.plan.records import TrainPlan
-from expertflow.studies.compare_trials import IS_ONE, divide_estimates
 from expertflow.studies.records import (
+    IS_ONE,
     AblationRecord,
     AblationSpec,
     Bar,
@@ -107,7 +107,7 @@ def _bar(
         # Its ratio is null for the plan itself, which was not measured against itself.
         record,
         tokens_per_s=tokens_per_s,
-        step=divide_estimates(ratio, earlier) if ratio and earlier and ratio != earlier else None,
+        step=ratio.divide_by(earlier) if ratio and earlier and ratio != earlier else None,
         usd_per_million_tokens=_usd(tokens_per_s, price),
         peak_memory_bytes=max(peaks, default=None),
         padding_fraction=_mean([t.padding_fraction for t in own]),
@@ -187,7 +187,7 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
     one, other = _ratio(of), _ratio(to)
     assert one is not None and other is not None
     # A ratio to the plan needs no division, which would only add rounding.
-    measured = one if other == IS_ONE else divide_estimates(one, other)
+    measured = one if other == IS_ONE else one.divide_by(other)
     verdict, reason = _verdict(measured, low=claim.low, high=claim.high)
     both = [record for record in (of, to) if record is not None]
     if metric == "tokens_per_s":

@@ -31,7 +31,6 @@ SAME_UPDATES = 0.1
 LEARNS_OTHERWISE = {name_of(Training.method), name_of(Training.lora)}
 # Quantile of a two-sided 95 % interval.
 TAIL = 0.975
-IS_ONE = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
 
 
 def estimate_ratio(ratios: Sequence[float]) -> Estimate:
@@ -48,23 +47,6 @@ def estimate_ratio(ratios: Sequence[float]) -> Estimate:
         high=math.exp(mean + half),
         least=float(min(ratios)),
         most=float(max(ratios)),
-    )
-
-
-def divide_estimates(of: Estimate, to: Estimate) -> Estimate:
-    """Divide two ratios measured independently against the same thing.
-
-    The extremes are of any two repeats. Half-widths of logarithms add in quadrature, each with the
-    quantile of its few degrees of freedom, so the interval is somewhat too wide.
-    """
-    value = of.value / to.value
-    half = math.hypot(math.log(of.high / of.value), math.log(to.high / to.value))
-    return Estimate(
-        value=value,
-        low=value * math.exp(-half),
-        high=value * math.exp(half),
-        least=of.least / to.most,
-        most=of.most / to.least,
     )
 
 

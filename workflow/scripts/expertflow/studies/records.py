@@ -4,6 +4,7 @@ A *variant* is the plan with some settings changed. It is timed against the plan
 pairs, so that a machine that slows down does not make a switch look bad.
 """
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,6 +99,26 @@ class Estimate(Record, frozen=True, kw_only=True):
     high: float
     least: float
     most: float
+
+    def divide_by(self, other: "Estimate") -> "Estimate":
+        """Divide two ratios measured independently against the same thing.
+
+        The extremes are of any two repeats. Half-widths of logarithms add in quadrature, each with
+        the quantile of its few degrees of freedom, so the interval is somewhat too wide.
+        """
+        value = self.value / other.value
+        half = math.hypot(math.log(self.high / self.value), math.log(other.high / other.value))
+        return Estimate(
+            value=value,
+            low=value * math.exp(-half),
+            high=value * math.exp(half),
+            least=self.least / other.most,
+            most=self.most / other.least,
+        )
+
+
+# The plan compared with itself needs no measurement.
+IS_ONE = Estimate(value=1.0, low=1.0, high=1.0, least=1.0, most=1.0)
 
 
 class VariantRecord(Record, frozen=True, kw_only=True):
