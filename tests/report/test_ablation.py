@@ -82,10 +82,16 @@ def test_a_ladder_starts_where_something_was_measured() -> None:
     gap = _built(_ladder(bar("b", "b", 0.4), none, bar("c", "c", 0.8)))
     assert gap.steps[2].factor == estimate(0.8).divide_by(estimate(0.4))
     none = (bar(name, name, None) for name in "abc")
-    record = _ladder(*none, plan_tokens_per_s=None, claims=())
+    # Hours are not a speed.
+    saves = bar("half", "half the saves", 1.05, metric="hours")
+    why = "no variant was measured against the plan"
+    no_speed = dict.fromkeys(("plan_tokens_per_s", "plan_usd_per_million_tokens"))
+    missing = {"plan_tokens_per_s": why}
+    record = _ladder(*none, singles=(saves,), claims=(), unavailable=missing, **no_speed)
     found = judge_ablation(record)
-    assert (found.level, found.answer) == ("bad", "Nothing was measured.")
-    assert SHORT in found.sentence and in_a_line(record) == "Nothing was measured"
+    assert (found.level, found.answer) == ("bad", "No training speed was measured.")
+    assert SHORT in found.sentence and in_a_line(record) == "No training speed was measured"
+    assert make_ablation_tiles(record)[2].value == Missing(why)
     text = text_of(render_ablation(record))
     assert "No rung was measured." in text and "contain no claims" in text
 

@@ -89,7 +89,7 @@ def judge_ablation(record: AblationRecord) -> AblationAnswer:
     if ladder is None and not measured:
         reasons = [f"{bar.label}: {bar.reason}" for bar in record.bars if bar.reason]
         why = f"{_listed(reasons)}." if reasons else "No variant was run."
-        return AblationAnswer("bad", "Nothing was measured.", why)
+        return AblationAnswer("bad", "No training speed was measured.", why)
     sentences = [] if ladder is None else _worth(record, ladder)
     worst, ratio = min(measured, key=lambda item: item[1].value, default=(None, None))
     # Only if the entire interval is slower than the plan.
@@ -152,7 +152,7 @@ def make_ablation_tiles(record: AblationRecord) -> tuple[Tile, ...]:
     unavailable, usd = record.unavailable, record.plan_usd_per_million_tokens
     no_speed = unavailable.get("plan_tokens_per_s", NO_REASON)
     speed = convert_value(or_missing(record.plan_tokens_per_s, no_speed), f.short)
-    price = convert_value(or_missing(usd, unavailable.get(NO_PRICE, NO_REASON)), f.usd_rate)
+    price = convert_value(or_missing(usd, unavailable.get(NO_PRICE, no_speed)), f.usd_rate)
     why = (
         "every rung is the plan"
         if facts.build_ladders(record)
