@@ -107,6 +107,8 @@ HALF = variant("a", metric="hours", saves=0.5)
         ([measured("a", 2.0, 2.2, 2.4)], SAID, "not decided", "overlaps the claim"),
         ([measured("a", 0.9, 1.0, 1.1)], SAID, "no change", "also contains the claim"),
         ([measured("a", 0.5, 0.51, 0.49)], SAID, "less", None),
+        # A claim of no change is confirmed by none.
+        ([measured("a", 0.99, 1.0, 1.01)], {"low": 0.95, "high": 1.05}, "as claimed", None),
         ([measured("a", 1.5, 1.51, 1.52)], SAID, "as claimed", None),
         ([measured("a", 1.012, 1.012, 1.0121, variant=HALF, reason=HOURS)], SAID, "less", HOURS),
         # Variants that run the same are not compared; one that equals the plan represents it.

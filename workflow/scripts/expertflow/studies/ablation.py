@@ -173,9 +173,9 @@ def _notes(plan: TrainPlan, records: Sequence[VariantRecord]) -> tuple[str, ...]
 def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> ClaimVerdict:
     """Return a claim's measurement, or why there is none; the plan has no record.
 
-    No change if the interval contains 1; as claimed if the estimate is within the claim; less or
-    more if the complete interval is outside; else undecided. A claim without figures is only
-    measured.
+    No change if the interval contains 1 and the claim does not; as claimed if the estimate is
+    within the claim; less or more if the complete interval is outside; else undecided. A claim
+    without figures is only measured.
     """
     of, to = records.get(claim.of), records.get(claim.to)
     metrics = {record.variant.metric for record in (of, to) if record is not None}
@@ -207,8 +207,9 @@ def _verdict(
     measured: Estimate, *, low: float | None, high: float | None
 ) -> tuple[Any, str | None]:
     top = math.inf if high is None else high  # "at least 2x" has no upper end
-    # Checked first: a ratio that may be 1 confirms no claim.
-    if measured.low <= 1 <= measured.high:
+    # Checked first: a ratio that may be 1 confirms no claim of a change.
+    is_change = low is None or not low < 1 < top
+    if is_change and measured.low <= 1 <= measured.high:
         if low is not None and measured.high >= low and measured.low <= top:
             return "no change", "the interval also contains the claim; more repeats would decide"
         return "no change", None
