@@ -114,6 +114,8 @@ HALF = variant("a", metric="hours", saves=0.5)
         # Variants that run the same are not compared; one that equals the plan represents it.
         (ALIKE, {}, "not measurable", "a and b are the same here"),
         ([TWICE, plain("b")], SAID, "as claimed", "b is the plan here"),
+        ([measured("a", 1.1, 1.1, 1.2, variant=HALF), measured("b", 1.9, 2.0, 2.1)], {},
+         "not measurable", "a and b do not measure the same thing"),
         # A claim without an answer has a reason.
         ([plain("a", "TF32 is of cards"), plain("b")], {}, "not measurable",
          "the same here: TF32 is of cards"),

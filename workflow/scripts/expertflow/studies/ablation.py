@@ -178,9 +178,9 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
     without figures is only measured.
     """
     of, to = records.get(claim.of), records.get(claim.to)
-    metrics = {record.variant.metric for record in (of, to) if record is not None}
-    metric: Metric = next(iter(sorted(metrics - {"tokens_per_s"})), "tokens_per_s")
-    reason = _unavailable_reason(claim, of, to)
+    both = [record for record in (of, to) if record is not None]
+    metric: Metric = min((record.variant.metric for record in both), default="tokens_per_s")
+    reason = _unavailable_reason(claim, both)
     if reason is not None:
         unknown = {"measured": None, "verdict": "not measurable"}
         return fill_record(ClaimVerdict, claim, **unknown, reason=reason, metric=metric)
@@ -189,14 +189,13 @@ def judge_claim(claim: ClaimedRatio, records: dict[str, VariantRecord]) -> Claim
     # A ratio to the plan needs no division, which would only add rounding.
     measured = one if other == IS_ONE else one.divide_by(other)
     verdict, reason = _verdict(measured, low=claim.low, high=claim.high)
-    both = [record for record in (of, to) if record is not None]
     if metric == "tokens_per_s":
         # Which of the two is the plan, and what else their rows changed.
         notes = [f"{r.variant.name} is the plan here" for r in both if r.outcome == "is the plan"]
         forced = [r for r in both if r.outcome == "measured" and r.reason]
         notes = [*notes[:1], *(f"{r.variant.name}: {r.reason}" for r in forced)]
     else:
-        notes = [r.reason for r in both if r.variant.metric == metric and r.reason][:1]
+        notes = [r.reason for r in both if r.reason][:1]
     reasons = "; ".join(filter(None, (reason, *notes))) or None
     return fill_record(
         ClaimVerdict, claim, measured=measured, verdict=verdict, reason=reasons, metric=metric
@@ -225,12 +224,9 @@ def _verdict(
     return "not decided", "the interval overlaps the claim; more repeats would decide"
 
 
-def _unavailable_reason(
-    claim: ClaimedRatio, of: VariantRecord | None, to: VariantRecord | None
-) -> str | None:
+def _unavailable_reason(claim: ClaimedRatio, both: Sequence[VariantRecord]) -> str | None:
     if claim.unmeasured is not None:
         return claim.unmeasured
-    both = [record for record in (of, to) if record is not None]
     # A ratio needs both sides.
     for record in both:
         if record.outcome not in ("measured", "is the plan"):
@@ -238,7 +234,9 @@ def _unavailable_reason(
     same = f"{claim.of} and {claim.to} are the same here"
     if all(record.outcome == "is the plan" for record in both):
         return f"{same}: {'; '.join(dict.fromkeys(r.reason for r in both if r.reason))}"
-    return same if of is not None and to is not None and _run_alike(of, to) else None
+    if len({record.variant.metric for record in both}) > 1:
+        return f"{claim.of} and {claim.to} do not measure the same thing"
+    return same if len(both) > 1 and _run_alike(*both) else None
 
 
 def _run_alike(one: VariantRecord, other: VariantRecord) -> bool:
