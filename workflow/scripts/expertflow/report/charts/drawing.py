@@ -142,10 +142,10 @@ def _panel_chart(
 ) -> fr.Chart:
     unit, scale = fr.time_unit(end_s)
     end, values = end_s / scale, panel.points
-    mean, lowest, highest = values["y"].mean(), values["low"].min(), values["high"].max()
+    lowest, highest = values["low"].min(), values["high"].max()
     label = (
-        f"{panel.title} in {panel.unit} over {f.duration(end_s)}: mean {f.short(mean)}, "
-        f"from {f.short(lowest)} to {f.short(highest)}"
+        f"{panel.title} in {panel.unit} over {f.duration(end_s)}:"
+        f" from {f.short(lowest)} to {f.short(highest)}"
     )
     limit = (panel.limit or 0.0) * 1.2  # leaves room for the label above the line
     top = max(panel.top or 0.0, limit, highest, panel.bottom + 1e-9)
