@@ -29,6 +29,10 @@ def test_mfu_by_hand() -> None:
         ({"time": replace(TIME, h2d_s=100.0)}, expected * 2_515.5 / 2_615.5),
     ):
         assert derive.utilization(GPU.change(training=training), 2.62e9) == pytest.approx(found)
+    tiles = make_tiles(GPU.report_with(training={"precision": "fp32"}))
+    assert [tile.note for tile in tiles if tile.label == "MFU"] == ["of 494\u00a0TFLOP/s TF32"]
+    nameless = make_tiles(GPU.report_with(training={"gpu_name": None}))
+    assert [tile.value for tile in nameless][-1] == "61.5\u00a0GB", "the card's, not the host's"
 
 
 @pytest.mark.parametrize(

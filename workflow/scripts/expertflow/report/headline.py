@@ -67,7 +67,7 @@ def _score_tile(evaluation: Evaluation) -> Tile:
 
 def _memory_tile(hardware: Hardware) -> Tile:
     # On a CPU only the process itself counts: other memory is not the run's.
-    if not hardware.gpu.name:
+    if hardware.n_gpus == 0:
         size = f.size(hardware.host_memory_peak_bytes)
         return Tile("Peak memory", size, "of the training process")
     total, peak, note = hardware.gpu.memory_total_bytes, hardware.memory_peak_reserved_bytes, ""
@@ -94,5 +94,6 @@ def _peak(report: Report) -> str:
         return f"of {MEASURED_ON_CPU}"
     flops_per_s = gpu.peak_flops_per_s
     settings = report.training_parameters
-    precision = "bf16" if settings.bf16 else "fp16" if settings.fp16 else "fp32"
+    full = "TF32" if settings.tf32 else "fp32"
+    precision = "bf16" if settings.bf16 else "fp16" if settings.fp16 else full
     return f"of {f.flops(flops_per_s)} {precision}" if is_measured(flops_per_s) else ""

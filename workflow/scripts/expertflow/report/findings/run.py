@@ -68,7 +68,7 @@ def find_fallbacks(report: Report) -> Findings:
             worth="tokenizing is not part of training's wall time",
         )
     if hardware.gpu.peak_source == derive.MEASURED_PEAK:
-        name = hardware.gpu.name
+        name = hardware.gpu.name or "this card"
         yield make_finding(
             "measured-peak",
             severity="info",
