@@ -207,6 +207,10 @@ def test_with_only_a_loss_nothing_else_is_shown_and_significance_is_stated() -> 
     assert 'class="na"' not in shown and 'class="range"' not in shown
     assert '<section id="samples"' not in page
     assert make_tiles(bare)[0].label == "Perplexity"
+    asked = {"judge": "task held_out_loss generates nothing", "lm_eval": "it is not installed"}
+    other = _report(replace(made_up.make_bare(before=6.2, after=2.11), unavailable=asked))[1]
+    said = "judge (task held_out_loss generates nothing); lm eval (it is not installed)"
+    assert f"Not measured: {said}." in section(other, "evaluation")
     first, second = build_index([index_row(GPU.report), index_row(bare)])["experts"]
     assert first["change"]["change"] == "better" and first["best_baseline"]["name"] == "nearest"
     assert second["change"]["quantity"] == "held_out_loss" and second["best_baseline"] is None

@@ -85,12 +85,13 @@ def _left_out(evaluation: Evaluation) -> list[tuple[str, str]]:
     """List the parts that are unexpectedly missing, without those that nobody requested."""
     score = evaluation.after.value_fraction
     unscored = score.reason if isinstance(score, Missing) else None
+    parts = ["baselines", "judge", "lm_eval"]
     if evaluation.task == "held_out_loss":
-        return []
+        parts.remove("baselines")  # there are never any
     # A reason that names a setting is a choice: evaluation.judge is not set.
     return [
         (part, why)
-        for part in ("baselines", "judge", "lm_eval")
+        for part in parts
         if (why := evaluation.unavailable.get(part))
         and why != unscored
         and not why.startswith("evaluation.")
