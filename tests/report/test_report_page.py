@@ -140,12 +140,22 @@ def _rows(page: str, place: str) -> dict[str, str]:
 
 def test_rows_state_whether_the_band_held_and_omit_missing_readings() -> None:
     place = "training_report.hardware"
-    bare = {f"{place}.throttle_s": {"thermal": 0.0}, f"{place}.machine": None}
+    bare = {f"{place}.throttle_s": {"thermal": 0.0}, f"{place}.machine": None,
+            f"{place}.collection_interval_effective_seconds": None,
+            "training_parameters.world_size": 4, "cost.energy_kwh": 2.0}  # fmt: skip
     dear = {"plan_against_actual.4.actual": 99.0}
     page = render_page(reading.changed(GPU.report, {**bare, **dear}), GPU.short)
     assert "outside the band" in _rows(page, '<section id="plan">')["Cost"]
-    assert "never" in _rows(page, "The machine in figures")["Throttled"]
+    machine = _rows(page, "The machine in figures")
+    assert "2\u00a0kWh of all visible cards" in machine["Energy"]
+    assert "W of all visible cards" in machine["Power"]
+    assert "never" in machine["Throttled"]
     assert "processor" not in _rows(page, "What this report was made from")
+    assert "2,680 readings, one every 1&nbsp;s as configured." in page
+    # A prior covers only the steps.
+    prior = reading.changed(GPU.report, {**dear, "plan.calibrated": False})
+    rows = _rows(render_page(prior, GPU.short), '<section id="plan">')
+    assert "the band" not in rows["Cost"] and "the band" in rows["Useful tokens per second"]
 
 
 @pytest.mark.parametrize(

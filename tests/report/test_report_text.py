@@ -30,7 +30,7 @@ from expertflow.report.summary import print_summary
         (f.size(12), "12 B"), (f.percent_with_sign(-0.081), "\u22128.1 %"),
         (f.with_sign(-0.0001, 2), "0.00"), (f.with_sign(0, 0), "0"),
         (f.flops(989.5e12), "990 TFLOP/s"), (f.short(999.96e6), "1.00G"),
-        (f.energy(1.47e6), "0.41 kWh"), (f.percent(0), "0 %"), (f.percent(0.0312), "3.1 %"),
+        (f.energy(1.47e6 / 3.6e6), "0.41 kWh"), (f.percent(0), "0 %"), (f.percent(0.0312), "3.1 %"),
         (f.percent(0.996), "99.6 %"), (f.percent(0.9996), ">99.9 %"), (f.percent(1), "100 %"),
         (f.percent(1.004), "100 %"), (f.percent(0.0004), "<0.1 %"), (f.percent(1 - 1e-12), "100 %"),
         (f.tenths(0.9996), ">99.9 %"), (f.tenths(0.0004), "<0.1 %"), (f.tenths(0), "0.0 %"),

@@ -116,12 +116,11 @@ def size(n_bytes: float) -> str:
     return f"{n_bytes:.0f}{NBSP}B"
 
 
-def energy(joules: float) -> str:
-    hours = joules / 3600
-    # In Wh, as joules / 3600; small runs are not shown as 0.04 kWh.
-    if hours >= 100:
-        return f"{_two_digits(hours / 1000)}{NBSP}kWh"
-    return f"{_two_digits(hours)}{NBSP}Wh"
+def energy(kwh: float) -> str:
+    # Small runs are not shown as 0.04 kWh.
+    if kwh >= 0.1:
+        return f"{_two_digits(kwh)}{NBSP}kWh"
+    return f"{_two_digits(1000 * kwh)}{NBSP}Wh"
 
 
 def words(name: str) -> str:
