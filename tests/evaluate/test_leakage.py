@@ -52,10 +52,11 @@ def test_a_held_out_document_that_was_trained_on_is_rejected(tmp_path: Path) -> 
     goes_on = chat(3, "a", " A\n")
     said = ("a", "A", "more", "B")
     chats = [replace(chat(0, *said), held_out=True), chat(1, *said, "go on", "the end")]
+    tools = [replace(x, body=replace(x.body, tools=({"name": "look_up"},))) for x in chats]
     words = (
         r"^e: 1 held-out documents are also in the training data, in full or as the start of a chat"
     )
-    for i, documents in enumerate(([*HELD, twin], [*HELD, goes_on], chats)):
+    for i, documents in enumerate(([*HELD, twin], [*HELD, goes_on], chats, tools)):
         with pytest.raises(EvaluationError, match=words):
             look(tmp_path / str(i), documents)
 

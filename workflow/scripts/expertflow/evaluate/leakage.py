@@ -4,6 +4,8 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text
 from expertflow.core.records import Record
@@ -106,9 +108,10 @@ class HeldOutHashes:
         for document in documents:
             self._texts.add(document.text_hash)
             self._questions.add(_question(document.body))
-            if document.body.turns:
-                texts = _texts_before(document.body, last_answer(document.body))
-                self._last_texts.update(map(normalize_text, texts[-1:]))
+            if turns := document.body.turns:
+                before = turns[: last_answer(document.body)]
+                texts = filter(None, (normalize_text(one.content) for one in before))
+                self._last_texts.update([*texts][-1:])
 
     def mark_shared(self, document: Document) -> bool:
         """Record what a training document shares; always true, so it can be used as a filter."""
@@ -125,7 +128,7 @@ class HeldOutHashes:
         last = ""
         for i, turn in enumerate(body.turns):
             if turn.learned and last in self._last_texts:
-                question = sha256_text(normalize_text("\n".join(_texts_before(body, i))))
+                question = _question(replace(body, turns=body.turns[: i + 1]))
                 if question in self._questions:
                     yield question, _answer(question, body, i)
             last = normalize_text(turn.content) or last  # a turn that calls a tool may have no text
@@ -147,11 +150,6 @@ class HeldOutHashes:
 
 def _question(body: Body) -> str:
     return sha256_text(normalize_text(join_question(body)))
-
-
-def _texts_before(body: Body, turn: int) -> list[str]:
-    """Return the texts that ``join_question`` would join if this turn were the last learned one."""
-    return [text for text in (one.content.strip() for one in body.turns[:turn]) if text]
 
 
 def _answer(question: str, body: Body, at: int) -> str:
