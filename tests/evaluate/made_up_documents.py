@@ -55,7 +55,10 @@ def training(losses: Mapping[int, float | None], *, published: int, **more: str)
         )
         for step, loss in losses.items()
     )  # fmt: skip
-    return SimpleNamespace(candidates=candidates, published_step=published, **more)
+    points = tuple(SimpleNamespace(step=step) for step in (0, *losses))
+    return SimpleNamespace(
+        candidates=candidates, published_step=published, eval_points=points, **more
+    )
 
 
 def spec(**changes: Any) -> GenerationSpec:

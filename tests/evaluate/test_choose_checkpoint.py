@@ -70,6 +70,8 @@ def test_there_may_be_nothing_to_choose() -> None:
     assert published.reason == "the weights that training published: no metric"
     by_loss = choosing.publish_trained(two, "no metric", by_loss=True).reason
     assert "by the lowest held-out loss, so the reported loss is optimistic" in by_loss
+    only = choosing.publish_trained(training(0.1, published=10), "no metric", by_loss=True)
+    assert only.reason == published.reason
 
 
 def test_too_few_questions_are_shared() -> None:

@@ -57,9 +57,11 @@ def n_to_report(n_questions: int, spec: GenerationSpec) -> int:
 
 
 def publish_trained(training: TrainingRecord, why: str, *, by_loss: bool = False) -> Published:
-    """Publish what training published; ``by_loss``: training chose it by the held-out loss."""
+    """Publish what training published; ``by_loss``: it takes the step of the lowest loss."""
     reason = f"the weights that training published: {why}"
-    reason = f"{reason}; {CHOSEN_BY_LOSS}" if by_loss else reason
+    # Of a single evaluation nothing is chosen; the one at step 0 is of the untrained model.
+    if by_loss and sum(point.step > 0 for point in training.eval_points) > 1:
+        reason += f"; {CHOSEN_BY_LOSS}"
     return fill_record(Published, order_candidates(training)[-1], reason=reason)
 
 
