@@ -120,10 +120,10 @@ def test_impossible_estimates_are_rejected() -> None:
     for n_correct, n in ((0, 0), (3, 2), (-1, 2)):
         with pytest.raises(ValueError, match="not a proportion"):
             statistics.wilson_interval(n_correct, n)
-    # One document has no interval, and one without targets is ignored.
-    assert statistics.mean_interval([3.0], [2], seed=0) is None
-    assert statistics.mean_interval([3.0, 1.0], [2, 1], seed=0) is not None
-    assert statistics.mean_interval([3.0, 0.0], [2, 0], seed=0) is None
+    # The means of five vary too little, and a document without targets is ignored.
+    assert statistics.mean_interval([3.0, 1.0] * 3, [2, 1] * 3, seed=0) is not None
+    assert statistics.mean_interval([3.0, 0.0] * 3, [2, 0] * 3, seed=0) is None
+    assert statistics.mean_interval([3.0, 1.0, 2.0, 1.5, 0.5], [1] * 5, seed=0) is None
 
 
 def test_wilson_interval_matches_known_values() -> None:

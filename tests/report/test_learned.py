@@ -142,7 +142,7 @@ def test_missing_scores_and_single_documents_have_a_reason() -> None:
     sides = {name: replace(getattr(record, name), **one) for name in ("before", "after")}
     report, page = _report(replace(record, **sides))
     reasons = report.unavailable
-    assert reasons["evaluation.after.held_out_loss_ci95"] == "one document has no spread"
+    assert reasons["evaluation.after.held_out_loss_ci95"] == "too few documents"
     for key in ("after.value_fraction", "before.ci95", "delta.value_fraction", "after.n_cut_off"):
         assert reasons[f"evaluation.{key}"] == why
     shown = section(page, "evaluation")

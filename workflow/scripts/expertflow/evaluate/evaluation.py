@@ -302,7 +302,7 @@ class ModelComparison(Record, frozen=True):
                 found.update({f"{name}.{field}": why for field in fields})
 
         if side.held_out_loss_ci95 is None:
-            why = "one held-out document is too few for an interval"
+            why = f"{side.n_documents} held-out documents are too few for an interval"
             both(why, "held_out_loss_ci95", "perplexity_ci95")
         if side.score is None:
             both(f"task {record.task} has no metric beyond the held-out loss", "score")

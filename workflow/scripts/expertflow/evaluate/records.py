@@ -130,7 +130,7 @@ class EvaluationSide(Record, frozen=True, kw_only=True):
     """One model, before or after training.
 
     Intervals of loss (nats per target) and perplexity are 95 % bootstrap intervals over documents,
-    null for a single document.
+    null for fewer than six.
     """
 
     held_out_loss: float

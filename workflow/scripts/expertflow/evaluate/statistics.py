@@ -68,10 +68,10 @@ def estimate_change(
 
 
 def mean_interval(sums: ArrayLike, counts: ArrayLike, seed: int) -> tuple[float, float] | None:
-    """Return the 95 % bootstrap interval of sum over count, by documents; null below two."""
+    """Return the 95 % bootstrap interval of sum over count, by documents; null below six."""
     sums_N, counts_N = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
     is_counted = counts_N > 0
-    if is_counted.sum() < 2:
+    if is_counted.sum() < MIN_DIFFERING:
         return None
     return _interval(sums_N[is_counted], counts_N[is_counted], seed)
 

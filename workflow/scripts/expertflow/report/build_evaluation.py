@@ -68,8 +68,7 @@ def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
     side: EvaluationSide = getattr(record, name)
     recorded = record.unavailable
     because = _why_unscored(side.score, no_metric)
-    single = "one document has no spread" if side.n_documents == 1 else "no spread was measured"
-    why = dict.fromkeys(("held_out_loss_ci95", "perplexity_ci95"), single)
+    why = dict.fromkeys(("held_out_loss_ci95", "perplexity_ci95"), "too few documents")
     why |= dict.fromkeys(("generation_s", "n_generated_tokens", "n_cut_off"), because)
     why = {field: recorded.get(f"{name}.{field}", reason) for field, reason in why.items()}
     # The nearest reason: of the field, of the score, of the task.
