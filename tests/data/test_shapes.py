@@ -59,7 +59,7 @@ def test_templates_make_a_question_and_an_answer_or_a_plain_document() -> None:
         ("{a}{b?}", {"a": "x", "b": "y"}, "xy"),
         ("{a:json}", {"a": {"é": [1, None]}}, '{"é": [1, null]}'),
         ("{a:lines}", {"a": ["x", "y"]}, "x\ny"),
-        ("x{a?:lines}{b?:json}", {"a": []}, "x"),
+        ("x{a?:lines}{b?:json}{c?:json}", {"a": [], "c": None}, "x"),
     ],
 )
 def test_places_of_a_template(template: str, record: dict[str, Any], text: str) -> None:

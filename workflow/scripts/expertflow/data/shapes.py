@@ -178,22 +178,24 @@ def text_field(record: Fields, name: str) -> str:
         return value
     if value is MISSING:
         value = _look_up_named(record, name)
-    if name.endswith(OPTIONAL) and (value is MISSING or value is None or value == ""):
+    if name.endswith(OPTIONAL) and value in (None, ""):
         return ""
     return require_text(value, name.removesuffix(OPTIONAL))
 
 
 def json_field(record: Fields, name: str) -> str:
     value = _look_up_named(record, name)
+    if name.endswith(OPTIONAL) and value is None:
+        return ""
     try:
-        return "" if value is MISSING else json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise Reject("not_json", str(error), field=name.removesuffix(OPTIONAL)) from error
 
 
 def lines_field(record: Fields, name: str) -> str:
     value, path = _look_up_named(record, name), name.removesuffix(OPTIONAL)
-    if name.endswith(OPTIONAL) and (value is MISSING or not value):
+    if name.endswith(OPTIONAL) and not value:
         return ""
     if not isinstance(value, list) or not value:
         raise Reject("not_a_list", "expected a list of texts", field=path, value=value)
@@ -205,7 +207,8 @@ def _look_up_named(record: Fields, name: str) -> Any:
     value = look_up(record, path)
     if value is MISSING and path == name:
         raise reject_missing_field(record, path)
-    return value
+    # A column has null where other rows have an optional field.
+    return None if value is MISSING else value
 
 
 FORMATS: dict[str, Callable[[Fields, str], str]] = {
