@@ -64,7 +64,7 @@ PlanetScale Secret: psc|ale_tkn_{43}; Postman API Key: PM|AK-{24h}-{34h}
 Replicate Token: r|8_{37}; RubyGems Key: ruby|gems_{48h}; Sentry Token: sntrys|_eyJ{120}
 Sentry Token: sn|tryu_{64h}; Shopify Token: sh|pat_{32h}
 Slack App Token: xa|pp-1-A{10u}-{13d}-{64h}; Slack App Token: xo|xe-1-{140}
-Square Token: EA|AA{60}; Stripe Webhook Secret: wh|sec_{32}; Supabase Token: sb|p_{40h}
+Square Token: EA|AA{60}; Stripe Webhook Secret: wh|sec_{14}/{17}; Supabase Token: sb|p_{40h}
 Supabase Token: sb|_secret_{31}; Tailscale Key: ts|key-auth-{12}-{32}
 Terraform Cloud Token: {14}|.atlasv1.{67}; Weights & Biases Key: wan|db_v1_{60}
 Assigned Credential: aws_secret_|access_key = {40}; Assigned Credential: db.pass|word: "{9l}42"

@@ -146,7 +146,8 @@ def load_detectors() -> tuple[Detector, ...]:
 
 def _own(kind: str, fixed: str, text: str) -> Detector:
     pattern = re.compile(text)
-    least_run = 0 if kind == "Private Key" else LEAST_RUNS.get(kind, LEAST_RUN)
+    # A slash or a blank ends a run.
+    least_run = 0 if kind == "Private Key" or "/" in text else LEAST_RUNS.get(kind, LEAST_RUN)
     return Detector(kind, (pattern.search,), pattern.findall, least_run, (fixed.lower(),))
 
 
