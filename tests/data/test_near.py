@@ -1,6 +1,7 @@
 """Near duplicates and overlap with benchmarks, both found by runs of words."""
 
 import hashlib
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -171,6 +172,7 @@ def spec(path: Path, text: str = "{question}", n_words: int = 8) -> BenchmarkSpe
                 f"Think. {QUESTION} Answer: 9",
                 QUESTION.upper(),
                 QUESTION.replace("'", "’").replace(" ", "\n"),
+                json.dumps({"content": QUESTION.replace(" ", "\n")}),
                 "ducks lay 16 eggs, per day she eats",  # eight words
             )
         ),

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from expertflow.core.format import unescape
 from expertflow.data import secrets
 from expertflow.data.secrets import find_secrets, load_detectors, replace_emails
 
@@ -87,7 +88,7 @@ SAMPLES.append(("IBM Cloud IAM Key", "password:" + " " * 200 + some(ALL, 44)))
 
 def line_by_line(text: str) -> list[str]:
     # The library's patterns ignore diffs: a key may directly follow its line's marker.
-    lines = [line[1:] if line[:1] in ("+", "-") else line for line in text.split("\n")]
+    lines = [s[1:] if s[:1] in ("+", "-") else s for s in unescape(text).split("\n")]
     return sorted({d.kind for d in load_detectors() if any(d.finds(line) for line in lines)})
 
 
@@ -98,7 +99,7 @@ def test_there_is_a_sample_for_every_pattern() -> None:
             assert any(gate(text) for text in texts), detector.kind
 
 
-@pytest.mark.parametrize("around", ["{}", "+{}", "a = 1\n-    {}\n}}", "a\n\t'{}'", '{}"\r\n\r\n'])
+@pytest.mark.parametrize("around", ["{}", "+{}", "a = 1\n-    {}\n}}", "a\n\t'{}'", '"a\\n{}\\"\r\n\r\n'])
 def test_planted_credentials_are_found_anywhere(around: str) -> None:
     for kind, sample in SAMPLES:
         found = find_secrets(text := around.format(sample))

@@ -66,6 +66,15 @@ def show_hidden(text: str) -> str:
     return _HIDDEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
+def unescape(text: str) -> str:
+    r"""Replace the escapes that hide where words begin in JSON and source code.
+
+    >>> unescape(r'a\nb: \"c\"')
+    'a\nb: "c"'
+    """
+    return text.replace(r"\n", "\n").replace(r"\t", "\t").replace(r"\"", '"')
+
+
 def cut_text(text: AnyStr, end: AnyStr, length: int, *, overlap: int = 0) -> Iterator[AnyStr]:
     """Cut a text at the last ``end`` within ``length``, dropping it, or else anywhere."""
     start = 0

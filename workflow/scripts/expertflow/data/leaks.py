@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
+from expertflow.core.format import unescape
 from expertflow.data.read import describe_file, iter_shard
 from expertflow.data.reject import Reject
 from expertflow.data.settings import BenchmarkSpec
@@ -108,7 +109,7 @@ def _texts(spec: BenchmarkSpec) -> Iterator[str]:
 
 def _words(texts: Sequence[str]) -> Hashes:
     # No text has NUL as a word, so no run of words crosses a turn.
-    turns = (fold_words(text, punctuation=False) for text in texts)
+    turns = (fold_words(unescape(text), punctuation=False) for text in texts)
     return word_hashes(b"\0 " + b" \0 ".join(turns) + b" \0")
 
 

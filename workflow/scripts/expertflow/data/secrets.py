@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from expertflow.core.errors import DataError
-from expertflow.core.format import cut_text
+from expertflow.core.format import cut_text, unescape
 from expertflow.data.secret_patterns import ASSIGNED, KINDS, NAMES, PLACEHOLDER
 
 PLUGINS = (
@@ -89,6 +89,7 @@ def find_secrets(text: str) -> list[str]:
     Patterns run on the full text first, which is fast; detectors that match then read single lines.
     """
     kinds: set[str] = set()
+    text = unescape(text)
     # Cut at line ends, if lines are shorter.
     for window in cut_text(text, "\n", WINDOW_CHARS, overlap=OVERLAP_CHARS):
         if _BLANKS in window:
