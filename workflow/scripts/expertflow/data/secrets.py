@@ -59,7 +59,8 @@ _HAS_BOTH = re.compile(r"(?=.*[A-Za-z])(?=.*\d)")
 _LOCAL = "0-9A-Za-z_\u00c0-\u024f"
 _LOCAL_BACKWARDS = re.compile(rf"[{_LOCAL}.%+-]{{0,63}}[{_LOCAL}]")
 _LABEL = r"[0-9A-Za-z\u00c0-\u024f](?:[0-9A-Za-z\u00c0-\u024f-]{0,61}[0-9A-Za-z\u00c0-\u024f])?"
-_DOMAIN = re.compile(rf"(?:{_LABEL}\.){{1,8}}[A-Za-z\u00c0-\u024f]{{2,24}}(?![0-9A-Za-z_-])")
+_TOP_LEVEL = r"(?:xn--[0-9A-Za-z-]{2,59}|[A-Za-z\u00c0-\u024f]{2,24})"
+_DOMAIN = re.compile(rf"(?:{_LABEL}\.){{1,8}}{_TOP_LEVEL}(?![_-]*[0-9A-Za-z])")
 _ESCAPE = re.compile(r"u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[abfnrtv0]")
 _PSEUDONYM = re.compile(r"person-[0-9a-f]{12}@example\.org")
 _KEY = b"expertflow e-mail"
