@@ -341,7 +341,7 @@ def test_a_card_states_its_license(tmp_path: Path) -> None:
         ("license:\n- mit\n- cc-by-4.0", "mit, cc-by-4.0"),
         ("license: other\nlicense_name: stack-terms", "stack-terms"),
         ("license: other", "other"),
-        *((other, None) for other in ("title: x", "license: [", "just text")),
+        *((other, None) for other in ("title: x", "license: [", "day: 2024-02-30", "just text")),
     ):
         card.write_text(f"---\n{head}\n---\n# Title\nlicense: wrong\n")
         assert cache.card_license(cache.front_matter(card)) == license

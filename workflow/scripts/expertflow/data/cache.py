@@ -110,7 +110,7 @@ def front_matter(path: Path) -> Card:
     found = re.match(r"\ufeff?\s*---\r?\n(.*?)\r?\n---", text, flags=re.DOTALL)
     try:
         value = yaml.safe_load(found.group(1)) if found else {}
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # for a date like 2024-02-30
         log.warning("%s: its metadata is not YAML and was ignored", path)
         return {}
     return value if isinstance(value, dict) else {}
