@@ -16,7 +16,7 @@ from test_shapes import SPEC
 
 from expertflow.core.errors import DataError
 from expertflow.data.columns import STATUS
-from expertflow.data.documents import Document, KeptRows, iter_documents
+from expertflow.data.documents import Document, KeptRows, group_hash, iter_documents
 from expertflow.data.messages import ASSISTANT_FIRST, EMPTY_SYSTEM
 from expertflow.data.prepare import prepare_shard, without_emails
 from expertflow.data.read import describe_file
@@ -153,7 +153,9 @@ def test_a_group_has_one_side_however_its_number_is_written(tmp_path: Path) -> N
     prices = [Decimal("1.50"), Decimal("1.50"), Decimal("2.00")]
     rows = pa.table({"q": ["a", "b", "c"], "a": ["x", "y", "z"], "p": prices})
     pq.write_table(rows, tmp_path / "a.parquet")
-    assert len(set(column(prepare(tmp_path / "a.parquet", group="p"), "group_hash"))) == 2
+    found = prepare(tmp_path / "a.parquet", group="p", category="p")
+    assert column(found, "group_hash") == [group_hash(label) for label in ("1.50", "1.50", "2")]
+    assert column(found, "category") == ["1.50", "1.50", "2"]
 
 
 def test_every_reason_is_documented() -> None:
@@ -216,7 +218,7 @@ def test_categories_are_identified_by_their_value(path: Path) -> None:
     values = ["1", 1, 1.0, 1.5, True, None, ["x"]]
     write(path, *[{**GOOD, "c": c} for c in values])
     names = column(prepare(path, category="c"), "category")
-    assert names == ["1", "1", "1", "1.5", "True", None, None]
+    assert names == ["1", "1", "1", "1.5", "True", None, "['x']"]
     # A misspelled category is not silently capped.
     assert prepare(path, category="cc").n_rejected_by_reason == {"missing_field": 7}
 

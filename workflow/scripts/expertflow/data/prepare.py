@@ -114,7 +114,7 @@ class DocumentMaker:
         value = look_up(record, name)
         if value is MISSING:
             raise reject_missing_field(record, name)
-        return format_label(value) if isinstance(value, str | int | float) else None
+        return None if value is None else format_label(value)
 
     def _fields(self, record: Fields) -> bytes:
         found = {}

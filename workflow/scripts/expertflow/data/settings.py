@@ -121,7 +121,7 @@ class DeduplicateSpec(Record, frozen=True, kw_only=True):
     category_caps: dict[str, int]
 
 
-def format_label(value: str | float | Decimal) -> str:
+def format_label(value: object) -> str:
     """Return the name of a category or a group; 1 and 1.0 are the same."""
-    is_whole = isinstance(value, float) and value.is_integer()
+    is_whole = isinstance(value, float | Decimal) and value == int(value)
     return str(int(value) if is_whole else value)
