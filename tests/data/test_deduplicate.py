@@ -246,11 +246,13 @@ def test_a_source_is_capped_alone() -> None:
 def test_categories_are_capped() -> None:
     of = columns(600, categories=("x", None, "y", "z", "u", "x"))
     of.status[:6] = STATUS.index("duplicate")
-    limits = spec(max_per_category=50, category_caps={"y": 70, "z": 0, "none such": 1})
+    limits = spec(max_per_category=50, category_caps={"y": 70, "z": 0})
     cap_categories(of, limits)
     left = Counter(of.category[kept(of)].tolist())
     assert left == {0: 50, NO_CATEGORY: 99, 1: 70, 3: 50}
     assert reasons(of)["over_category_cap"] == 594 - 269
+    with pytest.raises(DataError, match=r"no document has category 'w'; .* 'x', 'y', 'z', 'u'"):
+        cap_categories(of, spec(category_caps={"y": 70, "w": 1}))
 
 
 @pytest.mark.parametrize(
