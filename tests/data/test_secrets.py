@@ -99,7 +99,9 @@ def test_there_is_a_sample_for_every_pattern() -> None:
             assert any(gate(text) for text in texts), detector.kind
 
 
-@pytest.mark.parametrize("around", ["{}", "+{}", "a = 1\n-    {}\n}}", "a\n\t'{}'", '"a\\n{}\\"\r\n\r\n'])
+@pytest.mark.parametrize(
+    "around", ["{}", "+{}", "a = 1\n-    {}\n}}", "a\n\t'{}'", '"a\\n{}\\"\r\n\r\n']
+)
 def test_planted_credentials_are_found_anywhere(around: str) -> None:
     for kind, sample in SAMPLES:
         found = find_secrets(text := around.format(sample))
@@ -178,7 +180,7 @@ def test_texts_that_are_not_addresses_stay(text: str) -> None:
 
 
 def test_pseudonyms_are_stable_and_differ() -> None:
-    for address in ("a.b+c@x.co.uk", "o_1%x@a-b.example", "jürgen@müller.xn--p1ai", "x" * 64 + "@a.org"):
+    for address in ("a.b+c@x.co.uk", "o_1%x@a-b.example", "jürgen@ü.xn--p1ai", "x" * 64 + "@a.org"):
         hidden = replace_emails(f"<{address}>")
         assert hidden.startswith("<person-") and address not in hidden
     # The same in every run, on every machine: it is part of the data.
