@@ -227,6 +227,11 @@ def test_a_bundle_has_the_same_records_and_head(repository: Path, tmp_path: Path
     )
     for options in ({}, {"ref": "topic"}, {"ref": "v1"}):
         assert read_commits(bundle, **options) == read_commits(repository, **options)
+    git(repository, "tag", "file", "HEAD:b.txt")
+    git(repository, "bundle", "create", "--quiet", str(bundle), "main", "file")
+    for ref, fix in ("file", "to another ref"), ("HEAD", "to one of refs/heads/main, refs/tags/f"):
+        with pytest.raises(DataError, match=f"set options.ref {fix}"):
+            read_commits(bundle, ref=ref)
 
 
 def test_an_unreadable_repository_is_one_line(

@@ -149,7 +149,7 @@ def resolve_commit(repository: Path, *, ref: str = "HEAD") -> str:
     heads = _bundle_heads(repository)
     found = _full_name(heads, ref)
     if found is None:
-        raise DataError(missing)
+        raise DataError(f"{repository}: has no {ref}; set options.ref to one of {', '.join(heads)}")
     return heads[found]
 
 
