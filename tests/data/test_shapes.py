@@ -220,7 +220,7 @@ def call(arguments: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
 def test_thoughts_come_before_the_answer(key: str) -> None:
-    assert answer_of(**{key: "so"}).content == "<think>\nso\n</think>\n\nb"
+    assert answer_of(**{"reasoning_content": "", key: "so"}).content == "<think>\nso\n</think>\n\nb"
     assert answer_of(**{key: "so", "content": "<think>x</think>b"}).content == "<think>x</think>b"
     assert answer_of(**{key: None}).content == answer_of(**{key: " "}).content == "b"
     assert answer_of(**{key: "so", **call({})}).content == "<think>\nso\n</think>\n\n"

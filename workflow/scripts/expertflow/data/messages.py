@@ -94,7 +94,7 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
         # A call needs no text, and a result or a system prompt may be blank.
         may_be_empty = bool(calls) or role in ("tool", "system")
         content = _content(item.get(key), f"{place}.{key}", may_be_empty=may_be_empty)
-    thought = next((key for key in THOUGHTS if item.get(key) is not None), None)
+    thought = next(filter(item.get, THOUGHTS), None)
     if role == "assistant" and thought:
         thoughts = _content(item[thought], f"{place}.{thought}", may_be_empty=True)
         # The content may already contain its thoughts.
