@@ -16,7 +16,6 @@ import numpy as np
 import tokenizers
 
 from expertflow.core.errors import DataError, single_line
-from expertflow.core.files import sha256_file
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import TOKENIZER_FILES, EngineChoice
 
@@ -33,8 +32,7 @@ class Encoder(ABC):
     version: str
     reason = CHOSEN
 
-    def __init__(self, directory: Path, tokenizer: Any) -> None:
-        self.sha256 = sha256_file(directory / TOKENIZER_FILE)
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     @abstractmethod
@@ -73,7 +71,7 @@ class Engine(Encoder):
             tokenizer = tokenizers.Tokenizer.from_str(_read_settings(directory))
         except Exception as error:  # tokenizers raises nothing narrower
             raise DataError(f"{path}: damaged ({error!s:.99}); save the tokenizer again") from error
-        super().__init__(directory, tokenizer)
+        super().__init__(tokenizer)
         self._tokenizer.encode_special_tokens = True
 
     @property
@@ -101,7 +99,7 @@ class FastEngine(Encoder):
         import fastokens
 
         self.version = metadata.version("fastokens")
-        super().__init__(directory, fastokens.Tokenizer.from_json_str(_read_settings(directory)))
+        super().__init__(fastokens.Tokenizer.from_json_str(_read_settings(directory)))
 
     def encode_flat(self, texts: list[str]) -> Ragged:
         if not texts:

@@ -29,7 +29,6 @@ from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
 from expertflow.tokens.engine import Encoder, choose_engine
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
-    TOKENIZER_FILES,
     DecodedPiece,
     DecodedSample,
     StoredTokens,
@@ -150,11 +149,6 @@ def _tokenize_shards(
             examples += draft.examples
             progress.add(draft.n_documents)
         engine = choosing.result()
-    if engine.sha256 != tokenizer.sha256:
-        raise DataError(
-            f"{tokenizer.path}: its {TOKENIZER_FILES[0]} does not match its record; delete"
-            f" {tokenizer.path}.json and run again"
-        )
     log.info("engine %s %s: %s", engine.name, engine.version, engine.reason)
     log.info("%d documents, %d tokens in %.3f s", progress.n_done, n_tokens, progress.elapsed_s)
     return StoredTokens(
@@ -166,7 +160,7 @@ def _tokenize_shards(
         engine=engine.name,
         engine_version=engine.version,
         engine_reason=engine.reason,
-        tokenizer_sha256=engine.sha256,
+        tokenizer_sha256=tokenizer.sha256,
     )
 
 

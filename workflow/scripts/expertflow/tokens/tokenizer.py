@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from expertflow.core.disk import check_space, find_full
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.core.files import replacing
+from expertflow.core.files import replacing, sha256_file
 from expertflow.data.cache import MOVE_CACHE, check_blobs, describe_full_cache, hub_cache
 from expertflow.data.layout import CHATML, TEXT_END, TURN_END, TURN_START, read_layout
 from expertflow.data.records import Body, Layout, Turn
@@ -59,8 +59,9 @@ def prepare_tokenizer(
         if spec.added_tokens:
             add_tokens(partial, spec.added_tokens)
             engine = Engine(partial)
+    sha256 = sha256_file(directory / TOKENIZER_FILES[0])
     return TokenizerRecord(
-        path=str(directory), sha256=engine.sha256, vocab_size=engine.vocab_size, layout=layout
+        path=str(directory), sha256=sha256, vocab_size=engine.vocab_size, layout=layout
     )
 
 

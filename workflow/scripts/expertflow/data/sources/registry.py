@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
-from expertflow.core.errors import ConfigError, DataError
+from expertflow.core.errors import ConfigError
 from expertflow.core.plugins import import_members
 from expertflow.core.settings import JsonSchema
 from expertflow.data.records import ExpertLock, SourceRecord
@@ -33,11 +33,9 @@ def open_source(spec: SourceSpec) -> DataSource:
 
 
 def fetch_source(spec: FetchSpec, lock: ExpertLock, directory: Path) -> SourceRecord:
-    """Make a source readable, writing to ``directory`` if needed; DataError if it is empty."""
+    """Make a source readable, writing to ``directory`` if needed."""
     pinned = next(source for source in lock.sources if source.name == spec.source.name)
     fetched = open_source(spec.source).fetch(pinned, directory)
-    if all(file.n_bytes == 0 for file in fetched.files):
-        raise DataError(f"source {pinned.name}: it has no records; check its path and filters")
     # The lock of a hub source may have no commit yet; fetching finds it.
     fetched = replace(fetched, revision=fetched.revision or pinned.revision)
     known = {name: getattr(pinned, name) for name in ("name", "kind", "n_shards")}
