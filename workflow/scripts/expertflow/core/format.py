@@ -67,11 +67,7 @@ def show_hidden(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    r"""Replace the escapes that hide where words begin in JSON and source code.
-
-    >>> unescape(r'a\nb: \"c\"')
-    'a\nb: "c"'
-    """
+    r"""Replace ``\n``, ``\t`` and ``\"``, which hide where words begin in JSON and source code."""
     return text.replace(r"\n", "\n").replace(r"\t", "\t").replace(r"\"", '"')
 
 

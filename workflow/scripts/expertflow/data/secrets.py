@@ -90,9 +90,8 @@ def find_secrets(text: str) -> list[str]:
     Patterns run on the full text first, which is fast; detectors that match then read single lines.
     """
     kinds: set[str] = set()
-    text = unescape(text)
     # Cut at line ends, if lines are shorter.
-    for window in cut_text(text, "\n", WINDOW_CHARS, overlap=OVERLAP_CHARS):
+    for window in cut_text(unescape(text), "\n", WINDOW_CHARS, overlap=OVERLAP_CHARS):
         if _BLANKS in window:
             window = _MANY_BLANKS.sub(_BLANKS, window)
         # Splitting at blanks is much faster than the pattern, and leaves little to search.

@@ -26,8 +26,6 @@ LIMITS = {
 }
 RULES = tuple(LIMITS)
 N_PLACES = 1 << 64
-# Categories that an error lists.
-N_SHOWN = 10
 
 
 def mark_lowest(text: Hashes, rows: Rows, n: int, *, seed: int, rule: str) -> NDArray[np.bool_]:
@@ -48,7 +46,7 @@ def cap_categories(columns: Columns, spec: DeduplicateSpec) -> None:
     if unknown := sorted(spec.category_caps.keys() - columns.categories):
         raise DataError(
             f"data.max_per_category: no document has category {unknown[0]!r}; correct or remove it"
-            f" (there are {', '.join(map(repr, columns.categories[:N_SHOWN])) or 'none'})"
+            f" (there are {', '.join(map(repr, columns.categories[:9])) or 'none'})"
         )
     named = (columns.status == KEPT) & (columns.category != NO_CATEGORY)
     counts = np.bincount(columns.category[named], minlength=len(columns.categories))

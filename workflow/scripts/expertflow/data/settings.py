@@ -123,5 +123,6 @@ class DeduplicateSpec(Record, frozen=True, kw_only=True):
 
 def format_label(value: object) -> str:
     """Return the name of a category or a group; 1 and 1.0 are the same."""
-    is_whole = isinstance(value, float | Decimal) and value == int(value)
-    return str(int(value) if is_whole else value)
+    if isinstance(value, float | Decimal) and value == int(value):
+        value = int(value)
+    return str(value)

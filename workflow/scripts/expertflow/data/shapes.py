@@ -172,12 +172,11 @@ def compile_template(template: str) -> Callable[[Fields], str]:
 
 
 def text_field(record: Fields, name: str) -> str:
-    value = record.get(name, MISSING)
+    value = record.get(name)
     # The usual case first; all others are handled below.
     if type(value) is str and value and not value.isspace() and "\0" not in value:
         return value
-    if value is MISSING:
-        value = _look_up_named(record, name)
+    value = _look_up_named(record, name)
     if name.endswith(OPTIONAL) and value in (None, ""):
         return ""
     return require_text(value, name.removesuffix(OPTIONAL))

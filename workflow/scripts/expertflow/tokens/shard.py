@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
+from importlib.util import find_spec
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
@@ -62,15 +63,16 @@ def pretokenize_shard(
     index: Path,
 ) -> TokenShardRecord:
     """Write some shards' ids and supervised spans, or take them from the store."""
-    # Other versions may encode a text or lay out a chat differently.
-    packages = ("fastokens", "tokenizers", "jinja2")
+    # Other versions may encode a text or lay out a chat differently; they may not be those where
+    # Snakemake runs.
+    packages = filter(find_spec, ("fastokens", "tokenizers", "jinja2"))
     key = sha256_json(
         [
             [shard.sha256 for shard in shards],
             tokenizer.sha256,
             to_json(tokenizer.layout),
             to_json(spec),
-            {name: _version(name) for name in packages},
+            {name: metadata.version(name) for name in packages},
             code,
         ]
     )
@@ -180,14 +182,6 @@ def _encode(
             yield first, encoding.result()
     for first, encoding in waiting:
         yield first, encoding.result()
-
-
-def _version(package: str) -> str | None:
-    # The version where the job runs, which may not be where Snakemake runs.
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str]:
