@@ -6,8 +6,8 @@ from typing import Any
 
 from expertflow.core.records import to_json
 from expertflow.hardware import records as h
-from expertflow.train.profiler import N_KERNELS, NOT_ASKED, KernelLaunch, kernel_table
-from expertflow.train.records import KernelProfile, StepRecord
+from expertflow.train.profiler import NOT_ASKED
+from expertflow.train.records import Kernel, KernelProfile, StepRecord
 
 GPU = "NVIDIA H100 80GB HBM3"
 N_STEPS, STEP_S, EVAL_EVERY, TOKENS_PER_STEP = 1800, 1.38, 300, 48_000
@@ -65,7 +65,7 @@ def make_monitor() -> h.MonitorRecord:
         tensor_active_percent=_stats(38.0, 4.0), sm_active_percent=_stats(86.0, 5.0),
         sm_clock_mhz=_stats(1_905.0, 30.0), memory_clock_mhz=_stats(2_619.0, 0.0),
         pcie_rx_bytes_per_s=_stats(2.1e6, 0.4e6), pcie_tx_bytes_per_s=_stats(0.9e6, 0.2e6),
-        throttle_s={"power": 41.0, "thermal": 3.0}, throttle_source="counter",
+        throttle_s={"power": 41.0, "thermal": 3.0},
         n_gpus=1, energy_all_j=1.47e6, power_all_w=_stats(612.0, 40.0),
         temperature_limits_c={"slowdown": 87.0, "shutdown": 92.0, "max_operating": 83.0},
         energy_source="counter", disk_read_bytes=410_000_000, disk_write_bytes=390_000_000,
@@ -138,22 +138,14 @@ def make_cpu_samples() -> tuple[h.GpuSample, ...]:
 
 
 def make_profile() -> KernelProfile:
-    spans, now_us = [], 0.0
-    for name, taken_us in KERNELS.items():
-        for _ in range(5):
-            spans.append(
-                KernelLaunch(name=name, start_us=now_us, end_us=now_us + taken_us, self_us=taken_us)
-            )
-            now_us += taken_us / 0.9
-    table = kernel_table(spans)
+    kernels = [Kernel(name=name, n_calls=5, total_s=5 * us / 1e6) for name, us in KERNELS.items()]
     return KernelProfile(
-        n_wanted_steps=5, n_steps=5, first_step=12, device="cuda", wall_s=now_us / 1e6,
-        n_neighbor_steps=5, neighbor_step_s=now_us / 6e6, pause_s=3.4, device_busy_fraction=0.9,
-        n_kernels=len(table), kernels_s=sum(kernel.total_s for kernel in table),
-        kernels=table[:N_KERNELS],
+        n_steps=5, first_step=12, device="cuda", pause_s=3.4,
+        wall_s=sum(kernel.total_s for kernel in kernels) / 0.9,
+        kernels=tuple(sorted(kernels, key=lambda kernel: (-kernel.total_s, kernel.name))),
         trace="trace.json.gz", n_trace_bytes=11_000_000,
     )  # fmt: skip
 
 
 def not_profiled(reason: str = NOT_ASKED) -> KernelProfile:
-    return KernelProfile(n_wanted_steps=0, device="cpu", reason=reason)
+    return KernelProfile(device="cpu", reason=reason)

@@ -260,19 +260,15 @@ def _staged(note: Staged) -> Staged:
 
 def _profile(inputs: ReportInputs) -> Measured[Profile]:
     profile = inputs.profile
-    if not profile.n_steps or profile.wall_s is None:
+    if profile.trace is None or profile.wall_s is None:
         return Missing(profile.reason or "no step was profiled")
-    step_s, neighbor_s = profile.wall_s / profile.n_steps, profile.neighbor_step_s
-    folder, reasons = PurePath(inputs.training.steps_path).parent / "profile", profile.unavailable
-    no_trace = reasons.get("trace", "the profiler did not write it")
-    no_neighbor = reasons.get("neighbor_step_s", "no preceding step was timed")
     return fill(
         Profile,
         profile,
-        why=reasons,
-        trace=str(folder / profile.trace) if profile.trace else Missing(no_trace),
-        step_s=step_s,
-        overhead_fraction=step_s / neighbor_s - 1 if neighbor_s else Missing(no_neighbor),
+        trace=str(PurePath(inputs.training.steps_path).parent / "profile" / profile.trace),
+        step_s=profile.wall_s / profile.n_steps,
+        n_kernels=len(profile.kernels),
+        kernels_s=sum(kernel.total_s for kernel in profile.kernels),
         by_kind=sum_by_kind(profile),
         kernels=list_kernels(profile, N_KERNELS),
     )

@@ -56,12 +56,10 @@ def list_kernels(profile: KernelProfile, n: int) -> tuple[SortedKernel, ...]:
 
 
 def sum_by_kind(profile: KernelProfile) -> tuple[KernelKind, ...]:
-    """Sum a profile by kind, longest first; unnamed time counts as other."""
+    """Sum a profile by kind, longest first."""
     groups: defaultdict[str, list[Kernel]] = defaultdict(list)
     for kernel in profile.kernels:
         groups[kind_of(kernel.name)].append(kernel)
-    if profile.rest.n_calls:
-        groups[REST].append(profile.rest)
     # Equal times go by name, so that the report is reproducible.
     kinds = [_sum(kind, group, profile) for kind, group in groups.items()]
     return tuple(sorted(kinds, key=lambda kind: (-kind.total_s, kind.kind)))
@@ -69,8 +67,9 @@ def sum_by_kind(profile: KernelProfile) -> tuple[KernelKind, ...]:
 
 def _sum(kind: str, kernels: list[Kernel], profile: KernelProfile) -> KernelKind:
     total_s = sum(kernel.total_s for kernel in kernels)
-    share = total_s / profile.kernels_s if profile.kernels_s else 0.0
+    all_s = sum(kernel.total_s for kernel in profile.kernels)
     n_calls = sum(kernel.n_calls for kernel in kernels)
+    share = total_s / all_s if all_s else 0.0
     return KernelKind(kind=kind, n_calls=n_calls, total_s=total_s, share_fraction=share)
 
 

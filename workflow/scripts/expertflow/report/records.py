@@ -192,26 +192,18 @@ class Profile(Record, frozen=True, kw_only=True):
     first_step: Annotated[Positive, doc("The first of them; they are consecutive.")]
     device: Annotated[str, doc("cuda: kernels are counted; cpu: operators.")]
     wall_s: Annotated[Amount, doc("What these steps took while profiled.")]
-    n_neighbor_steps: Annotated[Count, doc("Steps just before, for comparison.")]
-    neighbor_step_s: Annotated[Measured[Amount], doc("Mean of those steps.")]
     pause_s: Annotated[Amount, doc("Wait for the profiler to start and write.")]
-    device_busy_fraction: Annotated[Measured[Share], doc("Share of the span with a kernel.")]
     n_kernels: Annotated[Positive, doc("Kernels by name.")]
     kernels_s: Annotated[Amount, doc("Seconds of all, without the calls they make.")]
-    n_trace_bytes: Annotated[Measured[Count], doc("Size of the trace.")]
+    n_trace_bytes: Annotated[Count, doc("Size of the trace.")]
     step_s: Annotated[Amount, doc("Mean of a profiled step.")]
-    overhead_fraction: Annotated[
-        # A profiled step may happen to be the shorter one.
-        Measured[Annotated[float, Meta(ge=-1)]], doc("How much longer a profiled step took.")
-    ]
     by_kind: Annotated[
         tuple[KernelKind, ...], Meta(min_length=1, description="All kernels, longest kind first.")
     ]
     kernels: Annotated[
         tuple[SortedKernel, ...], Meta(min_length=1, description="The longest kernels.")
     ]
-    trace: Annotated[Measured[str], doc("Chrome trace, gzipped.")]
-    notes: Annotated[tuple[str, ...], doc("What was cut short.")]
+    trace: Annotated[str, doc("Chrome trace, gzipped.")]
 
 
 class UsedStaging(Record, frozen=True, kw_only=True):

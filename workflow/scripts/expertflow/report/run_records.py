@@ -221,9 +221,8 @@ class Hardware(Record, frozen=True, kw_only=True):
     pcie_rx_bytes_per_s: Annotated[Measured[Stats], doc("To the card.")]
     pcie_tx_bytes_per_s: Annotated[Measured[Stats], doc("From the card.")]
     throttle_s: Annotated[
-        Measured[dict[str, Amount]], doc("By cause of throttling; causes may overlap.")
+        Measured[dict[str, Amount]], doc("By cause, as sampled; causes may overlap.")
     ]
-    throttle_source: Annotated[Measured[str], doc("The card's counters, or sampled reasons.")]
     temperature_limits_c: Annotated[
         Measured[dict[str, float]], doc("The device's own: slowdown, shutdown, max_operating.")
     ]

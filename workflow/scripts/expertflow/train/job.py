@@ -98,7 +98,8 @@ def run_job(job: TrainingJob) -> bool:
         decision.announce(go_on=summary is None)
         summary = summary or _train(job, inputs, packing)
         publish.publish_results(state, checkpoint=job.checkpoint, folder=job.output.parent)
-        publish_profile(state, job.output.with_name(PROFILE), summary, n_wanted=plan.profile_steps)
+        profile, n_wanted = job.output.with_name(PROFILE), plan.profile_steps
+        publish_profile(state, profile, device=summary.device, n_wanted=n_wanted)
         readings = json.loads((state / PREFLIGHT).read_text(encoding="utf-8"))
     record = TrainingRecord(
         **asdict(summary),

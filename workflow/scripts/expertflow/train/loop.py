@@ -40,10 +40,9 @@ def train(run: TrainingRun) -> None:
     feed = load_batches(run.feed, first, plan=run.plan, device=run.device)
     with feed as batches, StepProfiler(run) as profiler, show_activity(partial(_describe, run)):
         while not run.is_over:
-            profiler.begin()
             with run.clock.part("steps"):
                 run.pending.append(train_step(run, batches))
-            profiler.end()
+            profiler.step()
             if run.progress.step == first + 1:
                 note_compilation(run)
             after_step(run)

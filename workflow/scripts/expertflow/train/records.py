@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Literal
 
-from msgspec import field
-
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
 from expertflow.core.hashes import HashCache
@@ -183,31 +181,20 @@ class Kernel(Record, frozen=True, kw_only=True):
 class KernelProfile(Record, frozen=True, kw_only=True):
     """Profile of ``n_steps`` steps from ``first_step`` on, counted from 1.
 
-    It counts kernels on a CUDA device, operators by their own time on a CPU. ``wall_s`` is the
-    profiled steps' time, ``neighbor_step_s`` the mean of steps just before, ``pause_s`` how long
-    training waited for the profile to be written. ``kernels`` are the longest of ``n_kernels``,
-    ``rest`` combines all others. ``reason`` explains why no step was profiled, ``unavailable`` maps
-    other null fields to reasons, and ``notes`` lists what was cut short.
+    ``kernels`` are those of a CUDA device, operators by their own time on a CPU. ``wall_s`` is the
+    profiled steps' time, ``pause_s`` how long training waited for the profile. ``reason`` explains
+    why no step was profiled.
     """
 
-    n_wanted_steps: int
     device: str
     n_steps: int = 0
     first_step: int | None = None
     wall_s: float | None = None
-    n_neighbor_steps: int = 0
-    neighbor_step_s: float | None = None
     pause_s: float | None = None
-    device_busy_fraction: float | None = None
-    n_kernels: int = 0
-    kernels_s: float = 0.0
     kernels: tuple[Kernel, ...] = ()
-    rest: Kernel = Kernel(name="", n_calls=0, total_s=0.0)
     trace: str | None = None
     n_trace_bytes: int | None = None
     reason: str | None = None
-    unavailable: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 class RunSummary(Record, frozen=True, kw_only=True):
@@ -241,7 +228,6 @@ class RunSummary(Record, frozen=True, kw_only=True):
     memory_retries: tuple[MemoryRetry, ...]
     fallbacks: tuple[Fallback, ...] = ()
     sampled_steps: SampledSteps | None
-    profile_steps: int = 0
     n_tokens: int
     n_target_tokens: int
     n_padding_tokens: int
