@@ -123,13 +123,6 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *d, ull *v) {
     *v = number(d, "reasons", 0);
     return failure(d, "reasons");
 }
-int nvmlDeviceGetViolationStatus(void *d, uint policy, ull *reference_violation) {
-    char key[32];
-    snprintf(key, sizeof key, "violation.%u", policy);
-    reference_violation[1] = counter(d, key);
-    return failure(d, "violation");
-}
-
 typedef struct { uint pid; ull used; uint gpu, compute; } Process;
 static int processes(void *d, const char *key, uint *n, Process *p) {
     char bytes[48];

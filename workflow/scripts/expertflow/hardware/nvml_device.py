@@ -45,13 +45,6 @@ REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-VIOLATIONS = {
-    "power": pynvml.NVML_PERF_POLICY_POWER,
-    "thermal": pynvml.NVML_PERF_POLICY_THERMAL,
-    "sync_boost": pynvml.NVML_PERF_POLICY_SYNC_BOOST,
-    "board_limit": pynvml.NVML_PERF_POLICY_BOARD_LIMIT,
-    "reliability": pynvml.NVML_PERF_POLICY_RELIABILITY,
-}
 LIMITS = {
     "slowdown": pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
     "shutdown": pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
@@ -77,38 +70,17 @@ SM_METRICS = [name for name in METRICS if name not in PCIE]
 
 
 def _throttle_reasons(handle: Any) -> tuple[str, ...]:
-    try:
-        mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-    except pynvml.NVMLError_FunctionNotFound:
-        # The function's name before driver 535.
-        mask = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     return tuple(name for bit, name in REASONS.items() if mask & bit)
 
 
-def _ask_each(handle: Any, question: Callable[..., Any], numbers: dict[str, int]) -> dict[str, Any]:
-    """Return the answers by name, without those that the driver does not support."""
-    found, refused = {}, None
-    for name, number in numbers.items():
-        try:
-            found[name] = question(handle, number)
-        except pynvml.NVMLError as error:
-            if error.value not in FOR_GOOD:
-                raise
-            refused = error
-    if refused is not None and not found:
-        raise refused
-    return found
-
-
-def _violations(handle: Any) -> dict[str, float]:
-    found = _ask_each(handle, pynvml.nvmlDeviceGetViolationStatus, VIOLATIONS)
-    return {name: status.violationTime / 1e9 for name, status in found.items()}
-
-
 def _temperature_limits(handle: Any) -> dict[str, float] | None:
-    found = _ask_each(handle, pynvml.nvmlDeviceGetTemperatureThreshold, LIMITS)
-    # 0 means no limit.
-    return {name: float(limit) for name, limit in found.items() if limit} or None
+    found = {}
+    for name, number in LIMITS.items():
+        # Few cards have all of them; 0 means no limit.
+        with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
+            found[name] = float(pynvml.nvmlDeviceGetTemperatureThreshold(handle, number))
+    return {name: limit for name, limit in found.items() if limit} or None
 
 
 def _compute_capability(handle: Any) -> str:
@@ -143,8 +115,6 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
     ),
     # What currently limits the clocks, including idleness and settings.
     "throttle_reasons": _throttle_reasons,
-    # Counters of the time lost, by cause.
-    "violation_s": _violations,
     "temperature_limits_c": _temperature_limits,
 }
 
@@ -161,7 +131,7 @@ class Gpm:
         self._read_at: float | None = None
         self.refused: dict[str, int] = {}
 
-    def read(self, _: Any) -> dict[str, float] | None:
+    def read(self) -> dict[str, float] | None:
         """Return the figures since the last reading; null without one; NVMLError resets it."""
         self.refused = {}
         now = time.monotonic()
@@ -242,33 +212,30 @@ class Device(Struct):
         return lost
 
     def is_split(self) -> bool:
-        modes = self.ask_driver("mig_mode", pynvml.nvmlDeviceGetMigMode)
-        # It is not a figure of a reading.
-        self.lost.pop("mig_mode", None)
-        return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+        with suppress(pynvml.NVMLError):
+            current, _ = pynvml.nvmlDeviceGetMigMode(self.handle)
+            return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+        return False
 
     def read_counters(self) -> dict[str, float]:
         """Return tensor-active, SM-active and PCIe traffic since the last call, as far as known."""
+        figures = self.ask_driver("gpm", self._read_gpm)
+        if reason := self.lost.pop("gpm", None):
+            self.lost |= dict.fromkeys(METRICS, reason)
+        if reason := self.unavailable.get("gpm"):
+            why = f"no GPM counters (Hopper and newer have them): {reason}"
+            self.unavailable |= dict.fromkeys(SM_METRICS, why)
+            # The bus can still be queried directly.
+            return self._pcie()
+        return figures or {}
+
+    def _read_gpm(self, handle: Any) -> dict[str, float] | None:
         if self._gpm is None:
-            self._gpm = self.ask_driver("gpm", Gpm)
-            if reason := self.lost.pop("gpm", None):
-                self.lost |= dict.fromkeys(SM_METRICS, reason)
-        if self._gpm is not None and "gpm.reading" not in self.unavailable:
-            figures = dict(self.ask_driver("gpm.reading", self._gpm.read) or {})
-            self._answered.update(figures)
-            for name, code in self._gpm.refused.items():
-                self._note(name, pynvml.NVMLError(code))
-            if reason := self.lost.pop("gpm.reading", None):
-                self.lost |= dict.fromkeys(METRICS, reason)
-            if "gpm.reading" not in self.unavailable:
-                return figures
-        reason = self.unavailable.get("gpm.reading")
-        if absent := self.unavailable.get("gpm"):
-            reason = f"no GPM counters (Hopper and newer have them): {absent}"
-        if reason is not None:
-            self.unavailable |= dict.fromkeys(SM_METRICS, reason)
-        # The bus can still be queried directly.
-        return self._pcie()
+            self._gpm = Gpm(handle)
+        figures = self._gpm.read()
+        for name, code in self._gpm.refused.items():
+            self._note(name, pynvml.NVMLError(code))
+        return figures
 
     def list_processes(self) -> list[CardProcess]:
         held: dict[int, CardProcess] = {}

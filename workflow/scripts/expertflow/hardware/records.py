@@ -37,8 +37,8 @@ class GpuSample(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     ``*_active_percent`` cover the time since the previous reading; disk figures the time since the
     last that had them, about 1 s ago. ``starts`` marks the first reading of a session, from which
-    differences count. ``violation_s`` are counters of time lost, by cause. ``*_all_*`` add up all
-    monitored cards. ``lost`` lists figures that the driver failed to report this time, and why.
+    differences count. ``*_all_*`` add up all monitored cards. ``lost``: what the driver failed to
+    report this time, and why.
     """
 
     elapsed_s: float
@@ -60,7 +60,6 @@ class GpuSample(Record, frozen=True, kw_only=True, omit_defaults=True):
     disk_write_bytes: int | None = None
     starts: bool = False
     simulated: bool = False
-    violation_s: dict[str, float] | None = None
     energy_all_j: float | None = None
     power_all_w: float | None = None
     lost: dict[str, str] = field(default_factory=dict)
@@ -124,7 +123,6 @@ class MonitorRecord(Card, frozen=True, kw_only=True):
     disk_write_bytes: int | None = None
     monitor_cpu_fraction: float | None = None
     wall_s: float | None = None
-    throttle_source: str | None = None
     energy_all_j: float | None = None
     power_all_w: Stats | None = None
     n_lost_readings: dict[str, int] = field(default_factory=dict)

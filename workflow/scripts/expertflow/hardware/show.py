@@ -132,7 +132,7 @@ def _lines(record: MonitorRecord) -> Iterator[str]:
             yield f"{words}: {_number(value / scale)} {unit}"
     if record.throttle_s is not None:
         shown = ", ".join(f"{cause} {s:.1f} s" for cause, s in record.throttle_s.items() if s > 0)
-        yield f"clocks held back (by {record.throttle_source}): {shown or 'never'}"
+        yield f"clocks held back: {shown or 'never'}"
     for process in record.processes:
         n_bytes, name = process["memory_used_bytes"], process["name"] or "unknown"
         size = "unknown" if n_bytes is None else gb(n_bytes, 2)

@@ -16,7 +16,6 @@ from expertflow.hardware.sampler import SamplingInterval
 # Figure of the record: field of a reading.
 SERIES = {f.name: f.name for f in fields(MonitorRecord) if f.type == Stats | None}
 SERIES["any_kernel_percent"] = "utilization_percent"
-COUNTER, SAMPLED = "counter", "sampled reasons"
 # Causes of throttled clocks. Idleness and clocks that somebody set are not throttling.
 CAUSES = {
     "sw_power_cap": "power",
@@ -59,7 +58,6 @@ CHOSEN = {"configured_interval_s", "epoch_s"}
 QUESTIONS = {
     "processes": "processes.compute",
     "throttle_s": "throttle_reasons",
-    "throttle_source": "throttle_reasons",
     "energy_source": "energy_j",
     "energy_all_j": "energy_j",
     "power_all_w": "power_w",
@@ -103,7 +101,6 @@ def summarize(
     interval: SamplingInterval,
     monitor_cpu_fraction: float | None = None,
 ) -> MonitorRecord:
-    throttle_s, throttle_source = _throttling(samples)
     gaps = [later.elapsed_s - earlier.elapsed_s for earlier, later in _pairs(samples)]
     energy_j = _rise((s.starts, s.energy_j) for s in samples)
     simulated = {s.simulated for s in samples} or {card.simulated}
@@ -116,12 +113,11 @@ def summarize(
     record = MonitorRecord(
         **known,
         energy_j=energy_j,
-        energy_source=None if energy_j is None else COUNTER,
+        energy_source=None if energy_j is None else "counter",
         energy_all_j=_rise((s.starts, s.energy_all_j) for s in samples),
         disk_read_bytes=_total(s.disk_read_bytes for s in samples),
         disk_write_bytes=_total(s.disk_write_bytes for s in samples),
-        throttle_s=throttle_s,
-        throttle_source=throttle_source,
+        throttle_s=_throttling(samples),
         configured_interval_s=interval.configured_s,
         effective_interval_s=statistics.median(gaps) if gaps else None,
         epoch_s=interval.epoch_s,
@@ -194,13 +190,8 @@ def _rise(readings: Iterable[tuple[bool, float | None]]) -> float | None:
     return round(total, 3) if found else None
 
 
-def _throttling(samples: Sequence[GpuSample]) -> tuple[dict[str, float] | None, str | None]:
-    """Return the seconds lost by cause, and whether the card counted them."""
-    causes = sorted({cause for s in samples for cause in s.violation_s or {}})
-    rises = {c: _rise((s.starts, (s.violation_s or {}).get(c)) for s in samples) for c in causes}
-    counted = {cause: seconds for cause, seconds in rises.items() if seconds is not None}
-    if {"power", "thermal"} <= counted.keys():
-        return counted, COUNTER
+def _throttling(samples: Sequence[GpuSample]) -> dict[str, float] | None:
+    """Return the seconds of throttled readings by cause; null if no reading had the reasons."""
     seen = dict.fromkeys((*CAUSES.values(), "hw_slowdown"), 0.0)
     known = [(a, b) for a, b in _pairs(samples) if b.throttle_reasons is not None]
     for before, now in known:
@@ -211,8 +202,7 @@ def _throttling(samples: Sequence[GpuSample]) -> tuple[dict[str, float] | None, 
             found.add("hw_slowdown")
         for cause in found:
             seen[cause] += now.elapsed_s - before.elapsed_s
-    seen = {cause: round(seconds, 3) for cause, seconds in seen.items()}
-    return (seen, SAMPLED) if known else (None, None)
+    return {cause: round(seconds, 3) for cause, seconds in seen.items()} if known else None
 
 
 def _total(values: Iterable[int | None]) -> int | None:
@@ -254,8 +244,8 @@ def _assess(record: MonitorRecord) -> Iterator[str]:
     lost_s, wall_s = (record.throttle_s or {}).get("thermal"), record.wall_s
     if lost_s is not None and wall_s and lost_s > THROTTLED_FRACTION * wall_s:
         yield (
-            f"heat held the clocks back {percent(lost_s / wall_s)} of the time (by"
-            f" {record.throttle_source}): improve cooling, or rent another host"
+            f"heat held the clocks back {percent(lost_s / wall_s)} of the time:"
+            " improve cooling, or rent another host"
         )
     limits, seen = record.temperature_limits_c or {}, record.temperature_c
     # The maker's maximum, else where it slows down. A cool card is not a fault.
