@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 import unicodedata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,7 +82,7 @@ class Wrong(FastEngine):
         return Ragged.from_lists([[7] if text == "odd" else ids for text, ids in pairs])
 
 
-def test_one_different_id_or_a_missing_package_rules_the_engine_out(
+def test_one_different_id_rules_fastokens_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def chosen() -> tuple[str, str]:
@@ -94,8 +93,6 @@ def test_one_different_id_or_a_missing_package_rules_the_engine_out(
     assert chosen()[0] == "fastokens"
     monkeypatch.setattr(engine_module, "FastEngine", Wrong)
     assert chosen() == ("tokenizers", "fastokens gives other ids for 'odd'")
-    monkeypatch.setitem(sys.modules, "fastokens", None)
-    assert chosen() == ("tokenizers", "fastokens is not installed")
 
 
 @pytest.mark.parametrize("wanted", ["auto", "tokenizers"])

@@ -4,7 +4,6 @@ A rule reruns when its spec changes, so a setting belongs in the spec of the fir
 it and in no other. The function behind a rule has the rule's name.
 """
 
-import contextlib
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -156,10 +155,7 @@ def pretokenize_shard(expert: ConfiguredExpert, _: Any) -> TokenSpec:
     Tokens that came with a bundle stay valid whichever engines are installed here.
     """
     # What auto chooses depends on the installed engines.
-    versions = {}
-    for engine in ("fastokens", "tokenizers"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[engine] = metadata.version(engine)
+    versions = {engine: metadata.version(engine) for engine in ("fastokens", "tokenizers")}
     if expert.bundle is not None:
         versions = expert.bundle.tokens.versions
     return TokenSpec(engine=expert.settings["data"]["token_engine"], versions=versions)

@@ -143,9 +143,6 @@ def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -
         slow = Engine(directory)
         try:
             fast = loading.result()
-        except ModuleNotFoundError:
-            slow.reason = "fastokens is not installed"
-            return slow
         except (ImportError, ValueError, RuntimeError, NotImplementedError) as error:
             fault = single_line(error, 200)
             slow.reason = f"fastokens cannot load this tokenizer ({fault})"

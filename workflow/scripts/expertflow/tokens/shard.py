@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
-from importlib.util import find_spec
 from itertools import chain, islice, pairwise
 from pathlib import Path
 
@@ -63,9 +62,9 @@ def pretokenize_shard(
     index: Path,
 ) -> TokenShardRecord:
     """Write some shards' ids and supervised spans, or take them from the store."""
-    # Other versions may encode a text or lay out a chat differently; they may not be those where
-    # Snakemake runs.
-    packages = filter(find_spec, ("fastokens", "tokenizers", "jinja2"))
+    # Other versions may encode a text or lay out a chat differently: those where the job runs,
+    # which may not be where Snakemake runs.
+    packages = ("fastokens", "tokenizers", "jinja2")
     key = sha256_json(
         [
             [shard.sha256 for shard in shards],
