@@ -19,8 +19,7 @@ from expertflow.staging.records import AUTO, NO_SCRATCH, Staged, StageSpec, Stag
 log = logging.getLogger(__name__)
 
 # Local file systems; a copy from these to another disk rarely pays off.
-LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "ntfs", "ntfs3",
-         "vfat", "exfat", "apfs", "hfs"}  # fmt: skip
+LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs"}
 # Share of free memory for files that stay there once read; the rest is left to training.
 MEMORY_SHARE = 0.5
 # A copy must be read this much faster than its source to be worth making (judgment).
