@@ -108,14 +108,13 @@ def test_a_retry_on_another_machine_stages_again_or_reads_the_source(
     assert "no such directory" in caplog.text
 
 
+ENOUGH = "although there seemed to be enough space"
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (
-            OSError(errno.ENOSPC, "it is full"),
-            "it is full, although there seemed to be enough space",
-        ),
-        (OSError(errno.EDQUOT, "no more"), "no more, although there seemed to be enough space"),
+        (OSError(errno.EDQUOT, "no more"), f"no more, {ENOUGH}"),
         (OSError(errno.EIO, "it fails"), "it fails"),
         (NotStagedError("make prune removes"), "make prune removes"),
     ],
@@ -229,7 +228,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, rows: Content) -> Machine:
         ("nfs4", StageSpec(scratch=None), "scratch is null"),
         ("nfs4", StageSpec(), "nfs4, and no disk on this machine could be measured"),
         ("tmpfs", StageSpec(scratch="/"), "it is in memory (tmpfs)"),
-        *((kind, StageSpec(), f"a local disk already ({kind})") for kind in ("ext4", "xfs", "zfs")),
+        ("zfs", StageSpec(), "a local disk already (zfs)"),
     ],
 )
 def test_content_that_needs_no_copy_is_read_in_place(

@@ -106,7 +106,7 @@ CONFIG = {
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not a JSON object"),
+        (None, r"no config\.json"),
         ("3", "not a JSON object"),
         ("[" * 99_999, "not a JSON object"),
         (json.dumps({**CONFIG, "num_attention_heads": 0}), "num_attention_heads is 0, not a count"),
@@ -114,8 +114,9 @@ CONFIG = {
         (json.dumps({"model_type": ["llama"]}), "no key 'num_attention_heads'"),
     ],
 )
-def test_an_invalid_config_is_reported(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "config.json").write_text(text)
+def test_an_invalid_config_is_reported(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
     with pytest.raises(TrainingError, match=message):
         read_facts(tmp_path)
 
@@ -132,11 +133,7 @@ def test_a_config_without_tied_embeddings_is_read_like_transformers(family: str)
 @pytest.mark.parametrize(
     "header",
     [
-        b"", b"{", b'{"\xff": 1}', b"[" * 9_999,
-        {"a": tensor([4], 0, 16), "b": tensor([4], 0, 16)},
-        {"a": tensor([40], 0, 160)}, {"a": tensor([-4], 0, 16)}, {"a": tensor([2], 8, 16)},
-        {"a": tensor([1 << 62, 1 << 62], 0, 16)},
-        {"a": {**tensor([4], 0, 16), "dtype": "X"}},
+        b"", b"[" * 9_999, {"a": tensor([40], 0, 160)}, {"a": tensor([1 << 62, 1 << 62], 0, 16)},
     ],
 )  # fmt: skip
 def test_weights_with_a_wrong_header_are_reported(tmp_path: Path, header: Any) -> None:
@@ -157,11 +154,6 @@ def test_a_model_that_changes_while_it_is_read_is_reported(
     (folder / "model.safetensors").write_bytes(b"other")
     with pytest.raises(DataError, match="its weights changed while they were read; run again"):
         _ = model.files_outside
-
-
-def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"no config\.json"):
-        read_facts(tmp_path)
 
 
 def test_a_tokenizers_record_does_not_contain_its_origin(tmp_path: Path) -> None:

@@ -160,25 +160,6 @@ def test_grouped_rows_are_sorted_within_50_batches_that_are_then_shuffled() -> N
     assert order.rows_of_step(75).tolist() == longest_first[300:]
 
 
-@given(
-    n_rows=st.integers(1, 300), global_batch=st.integers(1, 40), world_size=st.integers(1, 5),
-    epoch=st.integers(0, 3), grouped=st.booleans(),
-)  # fmt: skip
-def test_the_ranks_see_the_global_batch_once(
-    n_rows: int, global_batch: int, world_size: int, epoch: int, grouped: bool
-) -> None:
-    order = made_up_order(n_rows, global_batch, grouped=grouped)
-    per_epoch = -(-n_rows // global_batch)
-    seen: list[int] = []
-    for step in range(epoch * per_epoch, (epoch + 1) * per_epoch):
-        shares = [order.rows_of_step(step)[rank::world_size] for rank in range(world_size)]
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        together = np.concatenate(shares).tolist()
-        assert sorted(together) == sorted(order.rows_of_step(step).tolist())
-        seen += together
-    assert sorted(seen) == list(range(n_rows))
-
-
 CPU = torch.device("cpu")
 N_ROWS, N_STEPS = 23, 9
 

@@ -55,14 +55,13 @@ def broken_at(monkeypatch: pytest.MonkeyPatch, *, step: int, loss: float) -> Non
     monkeypatch.setattr(PackedLoss, "forward", broken)
 
 
-TOO_HIGH = r"its loss is 50 nats per token, above max_loss 9\.1"
-
-
-STUCK = "its loss is 5 and its gradient norm is 0"
-
-
 @pytest.mark.parametrize(
-    ("loss", "problem"), [(math.nan, "its loss is nan"), (50.0, TOO_HIGH), (5.0, STUCK)]
+    ("loss", "problem"),
+    [
+        (math.nan, "its loss is nan"),
+        (50.0, r"its loss is 50 nats per token, above max_loss 9\.1"),
+        (5.0, "its loss is 5 and its gradient norm is 0"),
+    ],
 )
 def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: float, problem: str
@@ -119,7 +118,6 @@ def test_endlessly_skipped_steps_end_the_run(tmp_path: Path, scale: float, diver
 @pytest.mark.parametrize(
     ("losses", "patience", "min_delta", "over"),
     [
-        ((3.0, 2.0, 2.0), 1, 0.0, True),
         ((3.0, 2.0, 2.1, 2.0), 2, 0.0, True),
         ((3.0, 2.0, 2.1, 1.9, 1.95), 2, 0.0, False),
         ((3.0, 2.95, 2.91), 2, 0.1, True),  # slower than min_delta

@@ -1,6 +1,5 @@
 """Hashing, checking and sharding weights; optimizers and schedules by name."""
 
-import hashlib
 import math
 import os
 import sys
@@ -40,15 +39,6 @@ def test_another_shape_or_name_is_rejected_before_anything_is_copied() -> None:
     with pytest.raises(TrainingError, match=r"up\.bias is missing from the saved state"):
         weights.load_trainable_state(net, state)
     assert weights.weights_sha256(net) == before
-
-
-def test_the_hash_is_of_names_and_bits() -> None:
-    net = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
-    digest = hashlib.sha256()
-    for name in ("bias", "weight"):
-        digest.update(name.encode())
-        digest.update(getattr(net, name).detach().view(torch.int16).numpy().tobytes())
-    assert weights.weights_sha256(net) == digest.hexdigest()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -140,9 +130,8 @@ def test_8_bit_adamw_names_the_package_to_install(monkeypatch: pytest.MonkeyPatc
         assert state_bytes(train_plan(optim="adamw_8bit", pure_bf16=pure_bf16)) == 2
     assert (ROOT / BITSANDBYTES).is_file()
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(TrainingError, match=rf"pip install -r {BITSANDBYTES}") as caught:
+    with pytest.raises(TrainingError, match=rf"pip install -r {BITSANDBYTES}"):
         make_optimizer(tiny_net(), train_plan(optim="adamw_8bit"))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

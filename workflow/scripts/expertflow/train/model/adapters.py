@@ -30,7 +30,7 @@ def use_own_forward(model: Any) -> None:
 
 
 class AdaptedLinear(Linear):  # type: ignore[misc]
-    """A linear layer with one LoRA or DoRA adapter.
+    """A linear layer with one LoRA or DoRA adapter, in training: neither merged nor disabled.
 
     LoRA adds ``s B A d(x)`` to ``W x``, with dropout d and scaling s. DoRA (arXiv 2402.09353) has
     ``W (x - d(x)) + m / |W + s B A| * (W + s B A) d(x)``, where the norm of each output's row is
@@ -39,9 +39,8 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         a_RI, b_OR = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
-        # Merged, disabled, or outside autocast with another type of input, use peft's.
-        same_type = torch.is_autocast_enabled(x.device.type) or x.dtype == a_RI.dtype
-        if self.disable_adapters or self.merged or not same_type:
+        # Outside autocast with another type of input, use peft's.
+        if not torch.is_autocast_enabled(x.device.type) and x.dtype != a_RI.dtype:
             return super().forward(x, *args, **kwargs)  # type: ignore[no-any-return]
         base: torch.nn.Linear = self.base_layer
         scaling = self.scaling[ADAPTER]
