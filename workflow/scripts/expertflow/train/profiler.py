@@ -41,7 +41,7 @@ ANNOTATIONS = ("## ", "Optimizer.", "ProfilerStep")
 def list_kernels(profiler: profile, device: str) -> tuple[Kernel, ...]:
     """Return the device's kernels, or a CPU's operators by their own time, longest first."""
     found = []
-    for row in profiler.key_averages():  # type: ignore[no-untyped-call]
+    for row in profiler.key_averages():
         is_mark = row.is_user_annotation or row.key.startswith(ANNOTATIONS)
         if row.device_type.name == device.upper() and not is_mark:
             own_us = row.self_cpu_time_total if device == "cpu" else row.self_device_time_total
