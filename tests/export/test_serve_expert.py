@@ -96,6 +96,15 @@ def test_it_answers_as_it_was_scored_without_its_stop_text(folder: Path, tmp_pat
     assert "".join(pieces) == said == whole[: whole.index(stop)]
 
 
+def test_a_character_of_several_tokens_is_shown_once_complete(folder: Path) -> None:
+    expert, pieces = load(folder), list[str]()
+    stream = serve.Stream(expert.engine, expert.model.generation_config, pieces.append)
+    ids = expert.engine.encode_with_special_tokens("aé")
+    for put in ([1, 2], *([i] for i in ids)):
+        stream.put(torch.tensor(put))
+    assert len(ids) == 3 and pieces == ["a", "é"]
+
+
 def test_the_system_prompt_is_that_of_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,6 @@ class ServedExpert(Record, frozen=True):
                 tokenizer=self.tokenizer,
                 streamer=stream,
             )
-        stream.end()
         return stream.shown
 
 
