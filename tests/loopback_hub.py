@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -109,12 +110,17 @@ class JsonHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def listening(
+    handler: type[BaseHTTPRequestHandler], certificate: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """Serve on loopback; yield the address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    if certificate is not None:
+        server.socket = certificate.wrap_socket(server.socket, server_side=True)
+    # A stop waits for the end of an interval.
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

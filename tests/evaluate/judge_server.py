@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from loopback_hub import JsonHandler, listening
 
 
 @dataclass
@@ -53,14 +54,13 @@ class Stub:
 @contextmanager
 def judge_server(answering: Answering, certificate: ssl.SSLContext | None = None) -> Iterator[Stub]:
     asked: list[Asked] = []
-    lock, stop = threading.Lock(), threading.Event()
+    stop = threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JsonHandler):
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
             request = Asked(self.path, dict(self.headers), json.loads(self.rfile.read(length)))
-            with lock:
-                asked.append(request)
+            asked.append(request)
             answer = answering(request)
             while answer.endless is not None and not stop.wait(0.05):
                 self.wfile.write(answer.endless)
@@ -75,25 +75,8 @@ def judge_server(answering: Answering, certificate: ssl.SSLContext | None = None
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            """Stay silent."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """Clients that hang up are part of the tests."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    if certificate is not None:
-        server.socket = certificate.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    scheme = "http" if certificate is None else "https"
-    try:
-        yield Stub(f"{scheme}://127.0.0.1:{server.server_port}/v1", asked)
-    finally:
-        stop.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listening(Handler, certificate) as address:
+        try:
+            yield Stub(f"{address}/v1", asked)
+        finally:
+            stop.set()

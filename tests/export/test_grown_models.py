@@ -9,14 +9,13 @@ import transformers
 from msgspec.structs import replace
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
-from test_model_families import FAMILIES, WHOLE, logits, plain, train
-from tiny_models import VOCAB_SIZE, export, trained, write_base
+from test_model_families import FAMILIES, WHOLE, export_and_compare, logits, plain, train
+from tiny_models import VOCAB_SIZE, write_base
 
 from expertflow.tokens.records import TokenizerSpec
 from expertflow.tokens.tokenizer import prepare_tokenizer, save_tokenizer, train_tokenizer
 from expertflow.train.model.base import prepare_model
 from expertflow.train.model.load import add_adapter, load_base, name_base
-from expertflow.train.model.weights import weights_sha256
 from expertflow.train.records import ModelRecord, ModelSpec
 
 ADDED = ("<|sql|>", "<|schema|>")
@@ -86,12 +85,7 @@ def test_a_family_grows_by_means_trains_and_loads_elsewhere(name: str, tmp_path:
     losses = train(net)
     assert losses[-1] < losses[0]
     net.name_or_path = net.config.name_or_path = made.path
-    net.save_pretrained(tmp_path / "adapter")
-    what = trained(tmp_path / "adapter", Path(made.path), weights_sha256(net))
-    assert export(what, tmp_path / "merged").max_logit_difference < 1e-4
-    net.get_base_model().set_attn_implementation("eager")
-    merged: Any = plain(tmp_path / "merged")
-    torch.testing.assert_close(logits(merged), logits(net), atol=1e-4, rtol=1e-4)
+    merged = export_and_compare(net, Path(made.path), tmp_path)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert len(tokenizer) == merged.config.vocab_size == VOCAB_SIZE + 2
     assert tokenizer("<|schema|>").input_ids == [VOCAB_SIZE + 1]

@@ -64,7 +64,7 @@ WHOLE = replace(ADAPTER, modules_to_save=BOTH)
 @pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_trains_merges_and_loads_elsewhere(name: str, tmp_path: Path) -> None:
-    base, folder, merged = (tmp_path / part for part in ("base", "adapter", "merged"))
+    base = tmp_path / "base"
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(FAMILIES[name]).save_pretrained(base)
     save_tokenizer(train_tokenizer(["some text"], vocab_size=VOCAB_SIZE), base)
@@ -78,11 +78,18 @@ def test_a_family_trains_merges_and_loads_elsewhere(name: str, tmp_path: Path) -
     assert {name.removeprefix("base_model.model.") for name in adapted} == linear
     losses = train(net)
     assert losses[-1] < losses[0]
-    net.save_pretrained(folder)
-    exported = export(trained(folder, base, weights_sha256(net)), merged)
-    assert exported.max_logit_difference < 1e-4
+    export_and_compare(net, base, tmp_path)
+
+
+def export_and_compare(net: Any, base: Path, folder: Path) -> Any:
+    """Save the adapter and export it; return the merged model, which has the same logits."""
+    net.save_pretrained(folder / "adapter")
+    what = trained(folder / "adapter", base, weights_sha256(net))
+    assert export(what, folder / "merged").max_logit_difference < 1e-4
     net.get_base_model().set_attn_implementation("eager")
-    torch.testing.assert_close(logits(plain(merged)), logits(net), atol=1e-4, rtol=1e-4)
+    merged = plain(folder / "merged")
+    torch.testing.assert_close(logits(merged), logits(net), atol=1e-4, rtol=1e-4)
+    return merged
 
 
 def list_products(net: torch.nn.Module) -> set[str]:
@@ -144,17 +151,10 @@ def test_they_are_trained_saved_and_merged(
     assert losses[-1] < losses[0]
     assert not any(torch.equal(p, before[name]) for name, p in whole.items())
 
-    net.save_pretrained(tmp_path / "adapter")
-    what = trained(tmp_path / "adapter", base, weights_sha256(net))
-    exported = export(what, tmp_path / "merged")
-    assert exported.max_logit_difference < 1e-4
-    net.get_base_model().set_attn_implementation("eager")
-    expected = logits(net)
-    merged = plain(tmp_path / "merged")
-    torch.testing.assert_close(logits(merged), expected, atol=1e-4, rtol=1e-4)
+    merged = export_and_compare(net, base, tmp_path)
     assert (merged.lm_head.weight is merged.model.embed_tokens.weight) == tied
     elsewhere = PeftModel.from_pretrained(plain(base), str(tmp_path / "adapter"))
-    torch.testing.assert_close(logits(elsewhere), expected)
+    torch.testing.assert_close(logits(elsewhere), logits(net))
     # The base itself is unchanged.
     with elsewhere.disable_adapter():
         torch.testing.assert_close(logits(elsewhere), logits(plain(base)))
