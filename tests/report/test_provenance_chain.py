@@ -8,7 +8,8 @@ import pytest
 
 from expertflow.config import guard
 from expertflow.core import cli
-from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.errors import DataError
+from expertflow.core.files import sha256_file, sha256_json, sidecar_of
 from expertflow.core.records import write_record
 from expertflow.data.records import DatasetManifest, DatasetSource
 from expertflow.report.provenance import collect_provenance, list_stages
@@ -45,6 +46,9 @@ def test_stages_are_in_the_chains_order(tmp_path: Path, monkeypatch: pytest.Monk
     assert chain[0].record == "sources/fetched/a.json"
     last = {"stage": "train_expert", "record": "training.json", "code": "its code"}
     assert chain[3] == ChainLink(sha256=sha256_file(tmp_path / "training.json"), **last)
+    sidecar_of(tmp_path / "training.json").write_text("{")
+    with pytest.raises(DataError, match=r"\.training\.json\.fingerprint"):
+        list_stages(tmp_path)
 
 
 def test_shards_of_one_code_are_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

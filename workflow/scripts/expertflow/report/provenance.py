@@ -1,6 +1,5 @@
 """Record what a report was made from: code, inputs, machine. Nothing here affects a result."""
 
-import json
 import os
 import subprocess
 from collections import defaultdict
@@ -9,8 +8,9 @@ from pathlib import Path
 
 from expertflow.chain import Stage, expand_path, stages_before
 from expertflow.core.attempts import hash_host
-from expertflow.core.files import sha256_file, sha256_json
+from expertflow.core.files import sha256_file, sha256_json, sidecar_of
 from expertflow.core.records import read_record
+from expertflow.core.sidecars import Sidecar
 from expertflow.data.records import DatasetManifest, DatasetSource
 from expertflow.report.records import ChainLink
 
@@ -65,11 +65,11 @@ def _notes(
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for place in sorted(expand_path(stage, stage.record, sources)):
         record = results / place
-        sidecar = record.with_name(f".{record.name}.fingerprint")
+        sidecar = sidecar_of(record)
         if record.is_file() and sidecar.is_file():
-            note = json.loads(sidecar.read_text(encoding="utf-8"))
+            note = read_record(Sidecar, sidecar)
             # By code, so that an old shard among new ones is a separate entry.
-            found[note["code"]][place] = note["sha256"]
+            found[note.code][place] = note.sha256
     return found
 
 
