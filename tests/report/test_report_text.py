@@ -39,6 +39,7 @@ from expertflow.report.summary import print_summary
         (f.short_time(0.9994), "999 ms"), (f.short_time(1234), "21 min"),
         (f.usd(6.9e-5), "<$0.0001"), (f.usd(0.0001), "$0.0001"), (f.usd(0), "$0.00"),
         (f.usd(0.00123), "$0.0012"), (f.usd_rate(0.01904), "$0.019"),
+        (f.usd_rate(2.8e-5), "<$0.0001"), (f.usd_rate(0.0996), "$0.10"),
         (f.factor(0.834), "\u00d70.834"), (f.factor(12.34), "\u00d712.3"),
         (f.short_time(0.00042), "420 \u00b5s"), (f.short_hash("9d" * 32), "9d9d9d9d9d9d9d9d\u2026"),
         (f.hold("95 % of 12 min"), "95 % of 12 min"),

@@ -90,7 +90,7 @@ def calls(n_a_step: float) -> str:
 def usd_rate(value: float) -> str:
     """Format a unit price: two digits below a dollar, since cents are too coarse."""
     # The # keeps a trailing zero: $0.020, not $0.02.
-    return f"${value:,.2f}" if value >= 0.0995 or value == 0 else f"${value:#.2g}"
+    return f"${value:#.2g}" if LEAST_USD <= value < 0.0995 else usd(value)
 
 
 def factor(value: float) -> str:
