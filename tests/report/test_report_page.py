@@ -152,7 +152,9 @@ def test_rows_state_whether_the_band_held_and_omit_missing_readings() -> None:
     assert "2,680 readings, one every 1&nbsp;s as configured." in page
     # A prior covers only the steps.
     prior = reading.changed(GPU.report, {**dear, "plan.calibrated": False})
-    rows = _rows(render_page(prior, GPU.short), '<section id="plan">')
+    page = render_page(prior, GPU.short)
+    assert "for the steps alone" in page.split("Training time")[1].split("Training cost")[0]
+    rows = _rows(page, '<section id="plan">')
     assert "the band" not in rows["Cost"] and "the band" in rows["Useful tokens per second"]
 
 

@@ -40,9 +40,9 @@ def make_tiles(report: Report) -> tuple[Tile, ...]:
         Tile(
             "Training time",
             f.duration(report.time.wall_s),
-            _planned(plan.hours, f.hours, cost.hours),
+            _planned(report, plan.hours, f.hours, cost.hours),
         ),
-        Tile("Training cost", convert_value(usd, f.usd), _planned(plan.usd, f.usd, usd)),
+        Tile("Training cost", convert_value(usd, f.usd), _planned(report, plan.usd, f.usd, usd)),
         Tile("Useful tokens/s", convert_value(speed.useful_tokens_per_s, f.short), padding),
         Tile("MFU", convert_value(speed.mfu_fraction, f.percent), _peak(report)),
         Tile("Goodput", goodput, "time spent training"),
@@ -78,10 +78,15 @@ def _memory_tile(hardware: Hardware) -> Tile:
 
 
 def _planned(
-    planned: Measured[float], show: Callable[[float], str], actual: Measured[float]
+    report: Report,
+    planned: Measured[float],
+    show: Callable[[float], str],
+    actual: Measured[float],
 ) -> str:
     if not is_measured(planned):
         return "no prediction"
+    if not report.plan.calibrated:
+        return f"plan {show(planned)} for the steps alone"
     # A plan of zero hours or dollars has no ratio.
     is_open = not planned or not is_measured(actual)
     difference = "" if is_open else f" \u00b7 {f.percent_with_sign((actual or 0.0) / planned - 1)}"
