@@ -115,23 +115,22 @@ def count_pairs(change: PairedChange) -> str:
 
 
 def has_spread(change: PairedChange) -> bool:
-    """Return whether the differences of pairs vary; if they are equal, so are all resamples."""
+    """Return whether resamples vary: not those of equal differences, or of a single group."""
     low, high = change.ci95
     return low < high
 
 
 def format_interval(change: PairedChange) -> str:
     if not has_spread(change):
-        return f"no interval: all differ equally{_too_few(change)}"
+        return f"no interval: all differ equally, or form one group{_too_few(change)}"
     # Losses in nats, scores in points of a hundred.
     digits, scale = (3, 1) if change.quantity in LOSSES else (1, 100)
     return " to ".join(f.with_sign(scale * end, digits) for end in change.ci95) + _too_few(change)
 
 
 def format_change(change: PairedChange) -> str:
-    if not has_spread(change):
-        return f"{format_difference(change)} each, so there is no interval{_too_few(change)}"
-    return f"{format_difference(change)}, 95 % interval {format_interval(change)}"
+    name = ", 95 % interval" if has_spread(change) else ";"
+    return f"{format_difference(change)}{name} {format_interval(change)}"
 
 
 def _too_few(change: PairedChange) -> str:
