@@ -189,7 +189,7 @@ class BaselineScore(Record, frozen=True, kw_only=True):
     name: str
     description: str
     score: TaskScore
-    change: PairedChange | None
+    change: PairedChange
 
 
 class EarlierRun(Record, frozen=True, kw_only=True):

@@ -30,16 +30,6 @@ SAMPLE = {
 def build_evaluation(record: EvaluationRecord) -> r.Evaluation:
     """Build the evaluation section; the record's own reasons for nulls take precedence."""
     no_metric = f"task {record.task} has no metric beyond the held-out loss"
-    baselines = tuple(
-        fill(
-            r.Baseline,
-            baseline,
-            baseline.score,
-            why={"change": "the baseline or the expert has no score to compare"},
-            default=_why_unscored(baseline.score),
-        )
-        for baseline in record.baselines
-    )
     after = record.after.score
     return fill(
         r.Evaluation,
@@ -48,7 +38,7 @@ def build_evaluation(record: EvaluationRecord) -> r.Evaluation:
         before=_side(record, "before", no_metric),
         after=_side(record, "after", no_metric),
         published=_published(record),
-        baselines=baselines,
+        baselines=tuple(fill(r.Baseline, one, one.score) for one in record.baselines),
         earlier=_earlier(record),
         judge=Missing(record.unavailable.get("judge", "no judge was requested"))
         if record.judge is None

@@ -42,8 +42,7 @@ def index_row(report: Report) -> IndexRow:
         "delta_ci95": delta.ci95 or None,
         "change": deciding_change(evaluation),
         "best_baseline": best
-        and {key: getattr(best, key) for key in ("name", "value_fraction", "ci95")}
-        | {"change": best.change or None},
+        and {key: getattr(best, key) for key in ("name", "value_fraction", "ci95", "change")},
         "earlier_change": (earlier.change or None) if earlier else None,
         "published_step": evaluation.published.step,
         "n_examples": after.n_examples if is_measured(after.n_examples) else None,

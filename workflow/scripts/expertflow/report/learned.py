@@ -96,9 +96,9 @@ def why_no_baseline(evaluation: Evaluation) -> str | None:
 def best_baseline(evaluation: Evaluation) -> Baseline | None:
     """Return the highest-scoring baseline; in a tie, the one the expert beats least surely."""
     return max(
-        (b for b in evaluation.baselines if is_measured(b.value_fraction)),
+        evaluation.baselines,
         # The low end of its interval: the smaller, the less sure the expert is ahead.
-        key=lambda b: (b.value_fraction or 0.0, -b.change.ci95[0] if b.change else 0.0),
+        key=lambda b: (b.value_fraction or 0.0, -b.change.ci95[0]),
         default=None,
     )
 
@@ -193,7 +193,7 @@ def _against_baseline(evaluation: Evaluation, change: PairedChange) -> Answer:
         alone = f"It was not compared with answers without a model: {why.rstrip('. ')}."
         return learned, f"{sentence} {alone}"
     best = best_baseline(evaluation)
-    if best is None or not best.change:
+    if best is None:
         return learned, sentence
     scored = convert_value(best.value_fraction, f.tenths)
     about = f"({best.name}, {scored}): {format_change(best.change)}."

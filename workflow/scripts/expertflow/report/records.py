@@ -75,7 +75,7 @@ class Baseline(Scored, frozen=True, kw_only=True):
 
     name: Annotated[str, doc("Short name.")]
     description: Annotated[str, doc("What it answers.")]
-    change: Measured[ev.PairedChange]
+    change: ev.PairedChange
 
 
 class Candidate(Scored, frozen=True, kw_only=True):

@@ -73,7 +73,7 @@ def find_unbeaten_baseline(report: Report) -> Findings:
             " model at all",
         )
     best = learned.best_baseline(report.evaluation)
-    if best is None or not best.change or best.change.change == BETTER:
+    if best is None or best.change.change == BETTER:
         return
     is_worse = best.change.change == WORSE
     word = "is worse than" if is_worse else "is not measurably better than"
