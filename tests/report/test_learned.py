@@ -10,7 +10,14 @@ import pytest
 from made_up_runs import CPU, GPU
 from msgspec.structs import replace
 from planted_runs import losses
-from report_reading import changed, compare_with_golden, findings_by_code, lines_of, section
+from report_reading import (
+    changed,
+    compare_with_golden,
+    findings_by_code,
+    index_page,
+    lines_of,
+    section,
+)
 
 from expertflow.evaluate.records import EvaluationRecord
 from expertflow.report import learned
@@ -43,10 +50,14 @@ def test_the_paired_change_decides() -> None:
         found = verdict(_with_metric(difference=difference, ci95=[0.01, 0.04], change=SAME))
         assert f"{why} differ to be conclusive" in found.sentence
     nearest = {"difference": -0.02, "ci95": (-0.04, -0.01), "change": SAME}
-    few = changed(GPU.report, {f"evaluation.baselines.2.change.{k}": v for k, v in nearest.items()})
-    rows = dict(summary_rows(few, html_path=Path("x")))
-    for text in (rows["against nearest"], verdict(few).sentence, render_page(few, GPU.short)):
+    place = "evaluation.baselines.2"
+    named = {f"{place}.change.{k}": v for k, v in nearest.items()} | {f"{place}.name": "in_words"}
+    few = changed(GPU.report, named)
+    rows, page = dict(summary_rows(few, html_path=Path("x"))), render_page(few, GPU.short)
+    for text in (rows["against in words"], verdict(few).sentence, page):
         assert "too few of the 200 differ" in text
+    texts = (str(rows), verdict(few).sentence, page, index_page(few))
+    assert not [text for text in texts if "in_words" in text]
     leaked = changed(GPU.report, {"evaluation.documents_shared_with_training": 1})
     assert verdict(leaked).learned == "unclear"
     worse = verdict(_with_metric(difference=-0.15, ci95=[-0.2, -0.1], change="worse"))

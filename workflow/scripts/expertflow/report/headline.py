@@ -59,7 +59,7 @@ def _score_tile(evaluation: Evaluation) -> Tile:
         note = f"before {f.tenths(before.value_fraction)}"
         if best := best_baseline(evaluation):
             score = convert_value(best.value_fraction, f.tenths)
-            note += f" \u00b7 {best.name}{f.NBSP}{score}"
+            note += f" \u00b7 {f.words(best.name)}{f.NBSP}{score}"
     # A metric that is Missing is falsy: the task's name is used instead.
     label = f.sentence(f.words(evaluation.metric or evaluation.task))
     return Tile(label, convert_value(after.value_fraction, f.tenths), note)

@@ -196,7 +196,7 @@ def _against_baseline(evaluation: Evaluation, change: PairedChange) -> Answer:
     if best is None:
         return learned, sentence
     scored = convert_value(best.value_fraction, f.tenths)
-    about = f"({best.name}, {scored}): {format_change(best.change)}."
+    about = f"({f.words(best.name)}, {scored}): {format_change(best.change)}."
     if best.change.change == BETTER:
         return learned, f"{sentence} It beats the best answer without a model {about}"
     if best.change.change == WORSE:

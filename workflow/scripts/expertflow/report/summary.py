@@ -39,7 +39,7 @@ def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
     best, earlier = best_baseline(evaluation), evaluation.earlier
     changes = [
         ("change", deciding_change(evaluation)),
-        (f"against {best.name}" if best else "", best.change if best else None),
+        (f"against {f.words(best.name)}" if best else "", best.change if best else None),
         ("against earlier", earlier.change if earlier else None),
     ]
     rows = [

@@ -80,7 +80,7 @@ def find_unbeaten_baseline(report: Report) -> Findings:
     yield make_finding(
         "baseline-not-beaten",
         severity="problem" if is_worse else "warning",
-        evidence=f"the expert {word} answering without a model ({best.name},"
+        evidence=f"the expert {word} answering without a model ({words(best.name)},"
         f" {convert_value(best.value_fraction, tenths)}): {format_change(best.change)}",
         threshold=INTERVAL,
         origin=PAIRED,
