@@ -14,21 +14,9 @@ from warm_python import warm_jobs
 
 sys.path.insert(0, str(ROOT / "bench"))
 
-import data_path
 import learned
 import monitor_overhead
 from learned_variants import variants
-
-
-def test_a_corpus_contains_the_first_records(tmp_path: Path) -> None:
-    records = [{"a": "one", "b": [{"c": "two"}, 3]}, {"n": 1}, {"a": "three"}]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    lines = list(data_path.real_texts(tmp_path))
-    assert [json.loads(line) for line in lines] == [{"text": "one\ntwo"}, {"text": "three"}]
-    (tmp_path / "given").write_bytes(b"".join(lines))
-    n_bytes = data_path.write_corpus(tmp_path / "part", 5, tmp_path / "given")
-    assert (tmp_path / "part").read_bytes() == lines[0] and n_bytes == len(lines[0])
-
 
 SCHEMA = 'CREATE TABLE t ("player" TEXT, "club" TEXT, "goals" REAL, "games" REAL)'
 CELLS = [("ann o'neill", "reds", 3.0, 10.0), ("bob", "blues", 5.5, 12.0), ("cy", "reds", 7.0, 9.0)]

@@ -65,15 +65,6 @@ def summed(runs: dict[str, Any], line: str) -> Any:
     return summary(line, {OURS: {}, FREE: {}, PADDED: {}} | runs, {}, "fp32")
 
 
-def job(folder: Path, **changes: Any) -> TrainingJob:
-    settings: dict[str, Any] = {
-        "folder": folder, "model": "tiny", "device": "cpu", "n_repeats": 2, "n_warmup_steps": 1,
-        "n_timed_steps": 2, "micro_batch": 2, "n_accumulation_steps": 2, "peer": Path("peer"),
-        "peer_problem": None, "methods": ("full", "lora"),
-    }  # fmt: skip
-    return TrainingJob(**{**settings, **changes})
-
-
 def test_ratios_are_taken_within_a_repeat() -> None:
     ours = {i: made_up(s=[t, t], losses=[2.0]) for i, t in enumerate((1.0, 2.0, 3.0))}
     peer = {i: made_up(s=[t, t], losses=[2.0]) for i, t in enumerate((2.0, 6.0, 6.0))}
@@ -109,7 +100,11 @@ def test_the_peer_gets_our_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from datasets import load_from_disk
 
     monkeypatch.setattr(sys, "executable", str(bare_python(tmp_path, ABSENT)))
-    asked = job(tmp_path, methods=("lora",), n_timed_steps=3)
+    asked = TrainingJob(
+        folder=tmp_path, model="tiny", device="cpu", n_repeats=2, n_warmup_steps=1,
+        n_timed_steps=3, micro_batch=2, n_accumulation_steps=2, peer=Path("peer"),
+        peer_problem=None, methods=("lora",),
+    )  # fmt: skip
     case = training_beside.prepare_job(asked)["cases"]["lora"]
     ours = training_beside.time_line(asked, case, OURS, "lora-0")
     rows = [len(ids) for ids in load_from_disk(case["rows"])["input_ids"]]

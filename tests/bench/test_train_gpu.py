@@ -62,14 +62,6 @@ def test_the_complete_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) 
     assert not parts["lora"]["checkpoint_activations"]
 
 
-def test_a_missing_unsloth_is_reported_in_one_line(tmp_path: Path) -> None:
-    command = [str(bare_python(tmp_path, ("unsloth",))), str(ROOT / "bench/peers/trl_steps.py")]
-    command += ["--form", "unsloth", "--case", "none", "--output", "none"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    message = "error: unsloth is not installed in this Python; it needs a CUDA card\n"
-    assert (done.returncode, done.stderr) == (1, message)
-
-
 def work(folder: Path) -> training.Work:
     shape: dict[str, Any] = {"device": "cpu", "model": "tiny", "sizes": {}, "packings": {}}
     return training.Work(folder=folder, peak_tflops=None, soak_s=0.0, measure_s=0.0, **shape)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import to_json
-from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns, find_buckets
+from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns
 from expertflow.data.deduplicate import deduplicate_documents
 from expertflow.data.documents import KEEP, DocumentWriter, NewDocument, group_hash, text_hash
 from expertflow.data.near import Signer
@@ -97,8 +97,6 @@ def test_the_first_of_equal_documents_stays(tmp_path: Path) -> None:
         ("two/1", "one/1", "duplicate", 1.0),
         ("two/3", "one/0", "duplicate", 1.0),
     ]
-    first, second = np.array([[7, 7, 8, 7, 8], [1, 2, 1, 1, 2]], np.uint64)
-    assert [found.tolist() for found in find_buckets(first, second)] == [[0, 3], [0, 0]]
 
 
 def text_of(number: int, *, changed: int = 0) -> str:

@@ -166,12 +166,10 @@ def test_columns_that_json_cannot_represent(tmp_path: Path) -> None:
         describe(tmp_path / "a.parquet")
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_an_offset_out_of_range_is_rejected_before_it_is_read(tmp_path: Path, nested: bool) -> None:
+def test_an_offset_out_of_range_is_rejected_before_it_is_read(tmp_path: Path) -> None:
     offsets = pa.array([0, 1, 1 << 30, 2], pa.int32()).buffers()[1]
-    column = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"ab")])
-    if nested:
-        column = pa.StructArray.from_arrays([column], ["t"])
+    texts = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"ab")])
+    column = pa.StructArray.from_arrays([texts], ["t"])
     path = tmp_path / "a.arrow"
     batch = pa.record_batch([column], ["t"])
     with pa.ipc.new_stream(path, batch.schema) as writer:

@@ -4,6 +4,7 @@ import hashlib
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,12 +35,9 @@ def similarity(first: str, second: str, spec: NearSpec = SPEC) -> float:
     return float((a == b).mean())
 
 
-def find_leaders(
-    signed: NDArray[np.uint32], folder: Path, spec: NearSpec = WORDS, *, lot: int = 1000
-) -> list[int]:
-    with closing(NearIndex(spec, n_documents=len(signed), folder=folder)) as index:
-        for start in range(0, len(signed), lot):
-            index.add(signed[start : start + lot])
+def find_leaders(signed: NDArray[np.uint32], folder: Path) -> list[int]:
+    with closing(NearIndex(WORDS, n_documents=len(signed), folder=folder)) as index:
+        index.add(signed)
         return index.find_leaders().tolist()
 
 
@@ -78,7 +76,10 @@ def test_a_pair_at_the_threshold_is_found(threshold: float, n_permutations: int)
     assert chance_of_match(threshold, n_permutations // longer, longer) < 0.95
 
 
-def test_near_pairs_are_found_and_others_are_not(tmp_path: Path) -> None:
+def test_near_pairs_are_found_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near_module, "PAIRS_AT_ONCE", 3)
     near = [text for i in range(300) for text in pair(i, 0.9)]
     far = [text for i in range(300, 600) for text in pair(i, 0.65)]
     found = find_leaders(signatures(near + far, WORDS), tmp_path)
@@ -98,17 +99,6 @@ def test_leaders_come_earlier_and_lead_to_a_kept_document(tmp_path: Path) -> Non
             assert (signed[row] == signed[leader]).mean() >= 0.8
     kept = [row for row, leader in enumerate(found) if leader < 0]
     assert kept[0] == 0 and 10 <= len(kept) <= 60
-
-
-@pytest.mark.parametrize("lot", [1, 7, 600])
-def test_batches_make_no_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lot: int
-) -> None:
-    signed = signatures([text for i in range(60) for text in pair(i % 40, 0.85)], WORDS)
-    wanted = find_leaders(signed, tmp_path)
-    assert sum(leader >= 0 for leader in wanted) > 50
-    monkeypatch.setattr(near_module, "PAIRS_AT_ONCE", 3)
-    assert find_leaders(signed, tmp_path, lot=lot) == wanted
 
 
 def test_a_full_disk_is_reported_beforehand(
@@ -163,51 +153,46 @@ def spec(path: Path, text: str = "{question}", n_words: int = 8) -> BenchmarkSpe
     return BenchmarkSpec(path=str(path), text=text, n_words=n_words, sha256=sha256_file(path))
 
 
-@pytest.mark.parametrize(
-    ("texts", "n_words", "turns", "is_found"),
-    [
-        *(
-            ([QUESTION], 8, [text], True)
-            for text in (
-                f"Think. {QUESTION} Answer: 9",
-                QUESTION.upper(),
-                QUESTION.replace("'", "’").replace(" ", "\n"),
-                json.dumps({"content": QUESTION.replace(" ", "\n")}),
-                "ducks lay 16 eggs, per day she eats",  # eight words
-            )
-        ),
-        *(
-            ([QUESTION], 8, [text], False)
-            for text in (
-                "",
-                "lay 16 eggs per day she eats",  # seven words
-                "ducks lay 16 eggs per night she eats three for dinner",
-                "ducks\x00 lay 15 eggs per day she eats three",
-            )
-        ),
-        # A run does not span two turns.
-        ([QUESTION], 8, [FIRST, SECOND], True),
-        ([QUESTION], 12, [FIRST, SECOND], False),
-        ([QUESTION], 12, [FIRST + SECOND], True),
-        # A very short text must be a whole turn.
-        ([FOUR, "yes"], 8, ["Add 1 and 2.", "what is the SUM"], True),
-        ([FOUR, "yes"], 8, ["Yes!"], True),
-        ([FOUR, "yes"], 8, [f"Add 1 and 2. {FOUR}", "yes, three"], False),
-        ([FOUR, "yes"], 8, [], False),
-        # Shorter runs can be set.
-        (["SELECT a FROM b", "x y"], 3, ["please select a from it"], True),
-        (["SELECT a FROM b", "x y"], 3, ["x y z"], False),
-        (["SELECT a FROM b", "x y"], 3, ["x y"], True),
-        # Words without spaces between them are counted one by one.
-        (["一个农夫有十六只鸭子"], 8, ["问:一个农夫有十六只鸭子吗?"], True),
-        (["一个农夫有十六只鸭子"], 8, ["农夫有十六只鸡"], False),
-    ],
-)
-def test_what_counts_as_a_run(
-    texts: list[str], n_words: int, turns: list[str], is_found: bool
-) -> None:
-    found = index(*texts, n_words=n_words).find_overlap(turns)
-    assert found == ("bench" if is_found else None)
+OVERLAPS: list[tuple[list[str], int, list[list[str]], list[list[str]]]] = [
+    (
+        [QUESTION],
+        8,
+        [
+            [f"Think. {QUESTION} Answer: 9"],
+            [QUESTION.upper()],
+            [QUESTION.replace("'", "’").replace(" ", "\n")],
+            [json.dumps({"content": QUESTION.replace(" ", "\n")})],
+            ["ducks lay 16 eggs, per day she eats"],  # eight words
+            [FIRST, SECOND],
+        ],
+        [
+            [""],
+            ["lay 16 eggs per day she eats"],  # seven words
+            ["ducks lay 16 eggs per night she eats three for dinner"],
+            ["ducks\x00 lay 15 eggs per day she eats three"],
+        ],
+    ),
+    # A run does not span two turns.
+    ([QUESTION], 12, [[FIRST + SECOND]], [[FIRST, SECOND]]),
+    # A very short text must be a whole turn.
+    (
+        [FOUR, "yes"],
+        8,
+        [["Add 1 and 2.", "what is the SUM"], ["Yes!"]],
+        [[f"Add 1 and 2. {FOUR}", "yes, three"], []],
+    ),
+    # Shorter runs can be set.
+    (["SELECT a FROM b", "x y"], 3, [["please select a from it"], ["x y"]], [["x y z"]]),
+    # Words without spaces between them are counted one by one.
+    (["一个农夫有十六只鸭子"], 8, [["问:一个农夫有十六只鸭子吗?"]], [["农夫有十六只鸡"]]),
+]
+
+
+@pytest.mark.parametrize(("texts", "n_words", "found", "others"), OVERLAPS)
+def test_what_counts_as_a_run(texts: list[str], n_words: int, found: Any, others: Any) -> None:
+    benchmark = index(*texts, n_words=n_words)
+    assert [benchmark.find_overlap(turns) for turns in found] == ["bench"] * len(found)
+    assert [benchmark.find_overlap(turns) for turns in others] == [None] * len(others)
 
 
 def test_texts_of_all_lengths_are_found_together() -> None:
