@@ -195,15 +195,6 @@ def test_what_counts_as_a_run(texts: list[str], n_words: int, found: Any, others
     assert [benchmark.find_overlap(turns) for turns in others] == [None] * len(others)
 
 
-def test_texts_of_all_lengths_are_found_together() -> None:
-    texts = [" ".join(f"{n}w{i}" for i in range(n)) for n in range(1, 30)]
-    found = index(*texts, n_words=13)
-    assert all(found.find_overlap(["first", text, "last"]) == "bench" for text in texts)
-    assert all(found.find_overlap([f"a {text} b"]) == "bench" for text in texts[4:])
-    cut = [" ".join(text.split()[: min(n, 13) - 1]) for n, text in enumerate(texts, start=1)]
-    assert all(found.find_overlap([text, f"a {text} b"]) is None for text in cut)
-
-
 def test_benchmarks_are_read_with_their_template(tmp_path: Path) -> None:
     path = write(tmp_path / "test.jsonl", {"question": QUESTION, "n": 1}, {"question": FIVE})
     other = write(tmp_path / "other.jsonl", {"a": {"b": "one two three"}, "c": "four five six"})

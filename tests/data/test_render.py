@@ -347,9 +347,7 @@ PLAIN = {
 }
 OPAQUE = {
     "upper": "{{ c | upper }};",
-    "json": "{{ c | tojson }};",
     "json of all": "{{ messages | tojson }};",
-    "letters": "{% for letter in c %}{{ letter }}{% endfor %};",
     "joined": "{{ (c ~ '!') | trim }};",
     "escaped": "{{ c | e }};",
     "inside": "{% if c in 'a b c' %}I{% endif %}{{ c }};",

@@ -1,5 +1,6 @@
-"""Findings on run, card and data at, below and above their limits; bars; the bottleneck."""
+"""Findings of planted problems, and at, below and above their limits; bars; the bottleneck."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,41 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import CPU, GPU, Run
+from planted_runs import RUNS, Planted
 from report_reading import changed, findings_by_code
-from support import ROOT
+from support import ROOT, SCRIPTS
 
 from expertflow.config.bars import find_wrong_bars
 from expertflow.core.errors import ConfigError
+from expertflow.report.build import build_report
+from expertflow.report.check import check_report
 from expertflow.report.diagnose import apply_rule, find_bottleneck, list_findings
 from expertflow.report.findings.evidence import time_shares
 from expertflow.report.measured import to_plain
 from expertflow.report.records import AcceptanceRule, AcceptanceVerdict, Report
+
+
+@pytest.mark.parametrize("planted", RUNS, ids=[planted.name for planted in RUNS])
+def test_only_the_planted_problem_is_found(planted: Planted) -> None:
+    inputs = planted.run.change(**planted.change)
+    report = build_report(inputs, {})
+    check_report(report, inputs)
+    found = {finding.code: finding for finding in report.findings}
+    assert set(found) == set(planted.must.split())
+    if planted.must:
+        first = found[planted.must.split()[0]]
+        assert planted.words in f"{first.evidence}; {first.recommendation}"
+
+
+def test_every_finding_is_planted_and_many_runs_have_none() -> None:
+    text = "".join(
+        path.read_text() for path in (SCRIPTS / "expertflow/report/findings").glob("*.py")
+    )
+    codes = set(re.findall(r'(?:make_finding|LostTime)\(\s*"([a-z-]+)"', text))
+    planted = {code for run in RUNS for code in run.must.split()}
+    assert planted == codes and len(codes) > 40
+    assert len(RUNS) >= 40 and sum(not run.must for run in RUNS) >= 15
+
 
 HARDWARE = "training_report.hardware"
 TENSOR, SM = "tensor_active_percent", "sm_active_percent"
