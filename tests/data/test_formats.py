@@ -69,8 +69,9 @@ def test_an_object_too_large_is_not_read_on(
     monkeypatch.setattr(json_values, "MAX_RECORD_BYTES", 100)
     monkeypatch.setattr(json_values, "BUFFER_BYTES", 7)
     large = json.dumps({"a": '\\"{' * 90, "b": ["}"] * 90}, indent=1).encode()
-    with pytest.raises(DataError, match=r"a\.json, line 2: over "):
-        seen(tmp_path / "a.json", b"[{},\n" + large + b",\n{}]")
+    for first, said in ((b"{}", "line 2: over "), (b'{"a": 1 2}', "line 1: not JSON .* on line 1")):
+        with pytest.raises(DataError, match=rf"a\.json, {said}"):
+            seen(tmp_path / "a.json", b"[" + first + b",\n" + large + b",\n{}]")
 
 
 CSV = [

@@ -51,11 +51,10 @@ def _elements(stream: io.BufferedReader, path: str) -> Iterator[tuple[int, bytes
             raise DataError(f"{path}, line {line}: no comma before this element; add one")
         else:
             end, fault = _find_end(text, at, line)
-            n_chars = end - at
             # Whatever touches the window's end may go on. Read as much again, so that a long object
             # takes linear time.
-            if end == len(text) and n_chars <= MAX_RECORD_BYTES:
-                if more := source.read(max(BUFFER_BYTES, n_chars)):
+            if end == len(text) and end - at <= MAX_RECORD_BYTES:
+                if more := source.read(max(BUFFER_BYTES, end - at)):
                     text, at = text[at:] + more, 0
                     continue
             element = text[at:end].encode("utf-8", "surrogateescape")
@@ -74,12 +73,16 @@ def _elements(stream: io.BufferedReader, path: str) -> Iterator[tuple[int, bytes
 
 
 def _find_end(text: str, at: int, line: int) -> tuple[int, str]:
-    """Return where an element ends; the text's end, and why, if that cannot be found."""
+    """Return where an element ends; the text's end, and why, if more text may show it."""
+    end = len(text)
     try:
         return _DECODER.raw_decode(text, at)[1], ""
     except json.JSONDecodeError as error:
         where = line + text.count("\n", at, error.pos)
         why = f"not JSON ({error.msg} on line {where})"
+        # The text's end may have cut a string, or a word or escape that begins shortly before it.
+        if not error.msg.startswith("Unterminated"):
+            end = min(end, error.pos + 20)
     except RecursionError:
         why = "nested too deeply"
-    return len(text), f"{why}; correct it, or fetch the file again"
+    return end, f"{why}; correct it, or fetch the file again"
