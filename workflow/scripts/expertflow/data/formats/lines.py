@@ -96,9 +96,8 @@ def read_record(
 
 
 def iter_lines(stream: io.BufferedReader) -> Iterator[tuple[bytes | Reject, int]]:
-    max_bytes = MAX_RECORD_BYTES
-    for line in iter(partial(stream.readline, max_bytes + 1), b""):
-        if len(line) > max_bytes and line[-1] != _NEWLINE:
+    for line in iter(partial(stream.readline, MAX_RECORD_BYTES + 1), b""):
+        if len(line) > MAX_RECORD_BYTES and line[-1] != _NEWLINE:
             yield too_large(), len(line) + _skip_line(stream)
         else:
             yield line, len(line)

@@ -89,7 +89,6 @@ def extract_commits(
                 yield record
     if is_empty:
         why = ", ".join(f"{reason} {n}" for reason, n in sorted(skipped.items()))
-        # A bundle's tag may lead to a file.
         fix = f"widen the options (left out: {why})" if why else "set options.ref to another ref"
         raise DataError(f"{repository}: no commit of {options.ref} is selected; {fix}")
 
