@@ -2,7 +2,6 @@
 
 import pytest
 
-from expertflow.data.sources.generated.text_to_cypher import GRAPHS
 from expertflow.evaluate.cypher.schema import read_schema
 from expertflow.evaluate.tasks.cypher import Cypher
 
@@ -60,14 +59,6 @@ def test_known_formats_are_equivalent() -> None:
         assert schema.types["ACTED_IN"] == {"roles"}
         assert set(schema.types) == {"ACTED_IN", "FOLLOWS"}
         assert schema.ends == {("Person", "ACTED_IN", "Movie"), ("Person", "FOLLOWS", "Person")}
-
-
-def test_generated_schemas_are_read() -> None:
-    for graph in GRAPHS:
-        schema, target = read_schema(graph.schema), graph.target
-        assert schema is not None
-        assert schema.ends == {(graph.source.label, graph.relation, target.label)}
-        assert schema.nodes[target.label] == {"name", target.text.name, target.number.name}
 
 
 def test_labels_without_properties_prove_nothing_about_properties() -> None:

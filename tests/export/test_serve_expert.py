@@ -105,7 +105,7 @@ def test_a_character_of_several_tokens_is_shown_once_complete(folder: Path) -> N
     assert len(ids) == 3 and pieces == ["a", "é"]
 
 
-def test_the_system_prompt_is_that_of_training(
+def test_a_chat_has_the_system_prompt_of_training_and_is_kept_until_it_is_reset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = "be\r\nbrief é "
@@ -117,6 +117,9 @@ def test_the_system_prompt_is_that_of_training(
         serve.run_chat(expert, system, read=typed("one"), show=no_show)
     serve.answer_once(expert, None, "two", no_show)
     assert asked == [[own, "one"], ["other", "one"], ["one"], [own, "two"]]
+    lines = typed("one", "", "two", "/reset", "three", "/quit", "four")
+    serve.run_chat(expert, "", read=lines, show=no_show)
+    assert asked[4:] == [["one"], ["one", "a5", "two"], ["three"]]
     (tmp_path / "system_prompt.txt").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"system_prompt\.txt: not UTF-8"):
         load(tmp_path)
@@ -137,16 +140,6 @@ def watched(expert: serve.ServedExpert, monkeypatch: pytest.MonkeyPatch) -> list
 
     monkeypatch.setattr(serve.ServedExpert, "generate_answer", generate_answer)
     return asked
-
-
-def test_a_chat_is_kept_until_it_is_reset(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expert = load(folder)
-    asked = watched(expert, monkeypatch)
-    lines = typed("one", "", "two", "/reset", "three", "/quit", "four")
-    serve.run_chat(expert, "be brief", read=lines, show=no_show)
-    assert asked == [
-        ["be brief", "one"], ["be brief", "one", "a1", "two"], ["be brief", "three"]
-    ]  # fmt: skip
 
 
 def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: Path) -> None:
