@@ -307,10 +307,11 @@ def test_a_bad_reference_is_not_asked(tmp_path: Path, monkeypatch: pytest.Monkey
     shelf = Shelf({"base": 2, "checkpoint": 9})
     judged = ExactMatch.judge
     started_with: list[int] = []
+    bad = {"s/7", "s/8"}
 
     def judge(task: ExactMatch, example: Example, answer: str) -> Judgment:
         started_with.append(len(shelf.loaded))
-        if example.document_id in ("s/7", "s/8"):
+        if example.document_id in bad:
             raise EvaluationError("no number")
         return judged(task, example, answer)
 
@@ -320,6 +321,12 @@ def test_a_bad_reference_is_not_asked(tmp_path: Path, monkeypatch: pytest.Monkey
     assert record.after.score is not None and record.after.score.n_examples == 58
     assert record.n_unusable_references == 2
     assert "no number" in record.unavailable["n_unusable_references"]
+    # Those of training are judged as early.
+    bad |= {f"s/{i}" for i in range(N_HELD_OUT, N_HELD_OUT + N_TRAINING)}
+    shelf.loaded.clear()
+    with pytest.raises(EvaluationError, match=r"^10 of 10 references cannot be judged"):
+        evaluate(made(tmp_path, shelf, steps=(20,), n_recall_examples=30))
+    assert not shelf.loaded
 
 
 def test_a_judge_sees_both_answers_if_both_were_asked(

@@ -189,11 +189,11 @@ def test_the_next_questions_replace_bad_ones_in_order() -> None:
 def test_few_bad_references_are_tolerated_and_many_are_an_error() -> None:
     for n_bad, n, max_examples, message in (
         (2, 4, 4, None),
-        (2, 2, 4, "2 of 2 held-out references"),
+        (2, 2, 4, "2 of 2 references"),
         (8, 40, 99, None),
         (9, 40, 99, r"cannot be judged by evaluation\.task exact_match"),
         # If none of the first can be judged, no more are tried.
-        (500, 500, 400, "10 of 10 held-out references"),
+        (500, 500, 400, "10 of 10 references"),
     ):
         documents = [document(i, f"q{i}", "bad" if i < n_bad else "") for i in range(n)]
         task = Task(spec())

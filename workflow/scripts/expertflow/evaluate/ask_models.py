@@ -43,11 +43,20 @@ def ask_models(inputs: GenerationInputs) -> GenerationRecord:
     evaluator = ModelEvaluator(inputs)
     questions = _questions(inputs, held_out, evaluator)
     asked = questions.reported
+    # Chosen before a model is run, like the others: too many bad references are an error.
+    trained = list(_questions_on_training(inputs, evaluator))
     before, figures_before = evaluator.ask_model(None, asked), evaluator.run_harness(None)
     # All questions to the base model come first, so that it is loaded once.
     published = _published(inputs, evaluator, questions.selection)
     after = evaluator.ask_model(published.path, asked)
-    recall = tuple(_ask_recall(inputs, evaluator, published))
+    recall = tuple(
+        RecallAnswers(
+            wording=wording,
+            document_ids=tuple(one.example.document_id for one in reworded),
+            answers=evaluator.answer_questions(published.path, reworded),
+        )
+        for wording, reworded in trained
+    )
     figures_after = evaluator.run_harness(published.path)
     why_no_harness = lm_eval_hook.unavailable_reason()
     if spec.lm_eval is None:
@@ -70,10 +79,10 @@ def ask_models(inputs: GenerationInputs) -> GenerationRecord:
     )
 
 
-def _ask_recall(
-    inputs: GenerationInputs, evaluator: ModelEvaluator, published: Published
-) -> Iterator[RecallAnswers]:
-    """Ask the published weights what they were trained on, in each wording."""
+def _questions_on_training(
+    inputs: GenerationInputs, evaluator: ModelEvaluator
+) -> Iterator[tuple[str, list[EvalExample]]]:
+    """Yield each wording with the questions on what was trained."""
     n_asked, task = inputs.spec.n_recall_examples, evaluator.task
     if task is None or not n_asked:
         return
@@ -82,12 +91,8 @@ def _ask_recall(
     for wording in list_wordings(spec):
         reworded = [reword(document, wording) for document in documents]
         engine = evaluator.codec.engine
-        asked = choose_questions(reworded, spec, task, engine=engine, layout=inputs.layout).reported
-        yield RecallAnswers(
-            wording=wording,
-            document_ids=tuple(one.example.document_id for one in asked),
-            answers=evaluator.answer_questions(published.path, asked),
-        )
+        chosen = choose_questions(reworded, spec, task, engine=engine, layout=inputs.layout)
+        yield wording, chosen.reported
 
 
 def _questions(

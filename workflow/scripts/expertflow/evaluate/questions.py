@@ -108,7 +108,7 @@ def _choose_judgeable(
     n_bad, n_tried = len(reasons), len(kept) + len(reasons)
     if n_bad > max(MAX_UNUSABLE_FRACTION * n_tried, N_ALWAYS_TOLERATED if kept else 0):
         raise EvaluationError(
-            f"{n_bad} of {n_tried} held-out references cannot be judged by evaluation.task"
+            f"{n_bad} of {n_tried} references cannot be judged by evaluation.task"
             f" {spec.task}; correct the setting or the data. The first: {reasons[0]}"
         )
     if reasons:
