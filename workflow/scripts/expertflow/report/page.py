@@ -114,17 +114,16 @@ class ChainRow(NamedTuple):
 
 
 def chain_rows(chain: tuple[ChainLink, ...]) -> tuple[ChainRow, ...]:
-    """Arrange records in rows of boxes, each made from those above; unknown stages come last."""
+    """Arrange records in rows of boxes, each made from those above."""
     # Keys are values of Stage.side; unpacked below in this order.
     columns: dict[str, list[ChainBox]] = {"documents": [], "tokens": [], "": []}
-    others = {item.stage for item in chain} - STAGES.keys()
     # Sources are fetched or generated: one box.
     groups = [("fetch_source", "generate_source"), *((name,) for name in list(STAGES)[2:])]
-    for names in [*groups, *((name,) for name in sorted(others))]:
+    for names in groups:
         if found := [item for item in chain if item.stage in names]:
             label = ", ".join(dict.fromkeys(item.stage for item in found))
             box = ChainBox(label, found[:N_RECORDS], max(0, len(found) - N_RECORDS))
-            columns[STAGES[names[0]].side if names[0] in STAGES else ""].append(box)
+            columns[STAGES[names[0]].side].append(box)
     left, right, trunk = columns.values()
     placed: list[tuple[ChainBox | None, ...]] = [(box,) for box in (*left, *right, *trunk)]
     if left and right:  # side by side, both connected to packing below
@@ -144,7 +143,7 @@ def _link(above: tuple[ChainBox | None, ...], boxes: tuple[ChainBox | None, ...]
         return "join" if all(above) else "left" if above[0] else "right"
     # Two columns below two: a line down each side that continues.
     lines = [name for name, a, b in zip(("left", "right"), above, boxes, strict=True) if a and b]
-    right = STAGES.get(boxes[1].stage) if boxes[1] else None
+    right = STAGES[boxes[1].stage] if boxes[1] else None
     # The right box reads the left one above, too: a line across.
     if above[0] and right and above[0].stage in right.reads.split():
         lines.append("elbow")
