@@ -21,8 +21,6 @@ from expertflow.data.reject import UTF8_FIX, RawRecord, Reject
 _NEWLINE = 10
 _NO_END = 1 << 62
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*(?=\n)")
-# A number, and the bytes of a text or their fault.
-Piece = tuple[int, bytes | Reject]
 
 
 def iter_range(file: DataFile, low: int, high: int, *, block_bytes: int) -> Iterator[RawRecord]:
@@ -163,7 +161,7 @@ def _n_lines_before(position: int, file: DataFile, block_bytes: int) -> int:
     return n_lines
 
 
-def _lines(stream: io.BufferedReader) -> Iterator[Piece]:
+def _lines(stream: io.BufferedReader) -> Iterator[tuple[int, bytes | Reject]]:
     for number, (line, _) in enumerate(iter_lines(stream), start=1):
         if isinstance(line, Reject) or not line.isspace():
             yield number, line
