@@ -140,6 +140,8 @@ def test_documents_that_count_as_one_share_a_hash_or_a_group(path: Path) -> None
     for group, n_groups in ((None, 1), ("t", 2)):
         assert len(set(column(prepare(path, group=group), "group_hash"))) == n_groups
     assert prepare(path, group="none").n_rejected_by_reason == {"no_group": 2}
+    write(path, {**GOOD, "t": ""}, {**GOOD, "t": " "})
+    assert prepare(path, group="t").n_rejected_by_reason == {"no_group": 2}
 
 
 def test_a_group_has_one_side_however_its_number_is_written(tmp_path: Path) -> None:

@@ -77,8 +77,10 @@ class DocumentMaker:
             group = documents.group_hash(documents.normalize_text(draft.group))
         if source.group is not None:
             value = look_up(record, source.group)
-            if not isinstance(value, str | int | float | Decimal):
-                found = "no value" if value is None or value is MISSING else type(value).__name__
+            # An empty cell of a CSV file is text.
+            is_blank = value is None or value is MISSING or not str(value).strip()
+            if is_blank or not isinstance(value, str | int | float | Decimal):
+                found = "no value" if is_blank else type(value).__name__
                 detail = f"expected text or a number, found {found}"
                 raise Reject("no_group", detail, field=source.group)
             # A column of integers that contains a null is read as floats.
