@@ -320,22 +320,6 @@ def test_labels_are_smoothed_in_training_only(batch: Batch) -> None:
     assert smooth.train()(batch) != plain.train()(batch)
 
 
-def test_nothing_is_changed_by_the_check() -> None:
-    net = made(FAMILIES["qwen3"], "packed", adapter=True, checkpointing=True)
-    net.get_base_model().model.layers[0].eval()
-    loss = PackedLoss(net)
-    modes = [module.training for module in loss.modules()]
-    weights = [p.detach().clone() for p in net.parameters()]
-    random = torch.random.get_rng_state()
-    check_model(loss)
-    assert [module.training for module in loss.modules()] == modes
-    assert torch.equal(torch.random.get_rng_state(), random)
-    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), weights, strict=True))
-    assert all(p.grad is None for p in net.parameters())
-    assert net.config._attn_implementation == attention.NAME
-    assert not net.get_base_model().base_model._forward_hooks
-
-
 @pytest.mark.parametrize("autocast", [False, True])
 def test_leaking_documents_are_rejected(monkeypatch: pytest.MonkeyPatch, autocast: bool) -> None:
     def whole_rows(batch: Any, device: torch.device) -> torch.Tensor:

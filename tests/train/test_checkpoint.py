@@ -290,14 +290,6 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_saver_has_written_when_it_is_left(tmp_path: Path) -> None:
-    with Saver(tmp_path, keep=1) as saver:
-        assert saver.written_s == 0.0
-        saver.submit(taken(1))
-    assert len(checkpoint_files.complete_checkpoints(tmp_path)) == 1
-    assert 0 < saver.written_s < 60
-
-
 def test_a_full_disk_stops_the_trainer_and_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=1)
     saver.submit(taken(1))

@@ -57,11 +57,10 @@ def train_alike(one: Any, other: Any, rows: PackedRows, *, evens_bounds: bool = 
 
 
 @pytest.mark.parametrize(
-    ("checkpointing", "evens_bounds"),
-    [(False, False), (True, False), (False, True)],
-    ids=["kept", "checkpointed", "even"],
+    ("adapter", "checkpointing", "evens_bounds"),
+    [(False, False, False), (True, False, False), (True, True, False), (True, False, True)],
+    ids=["full", "lora", "checkpointed", "even"],
 )
-@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 def test_one_graph_serves_all_layers_and_batches(
     rows: PackedRows, kernel: None, counted: Any, adapter: bool, checkpointing: bool,
     evens_bounds: bool,

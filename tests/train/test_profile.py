@@ -45,7 +45,7 @@ def test_the_weights_are_those_of_a_run_without(tmp_path: Path, watched: Watched
     assert watched[1].loss_last == alone.loss_last
 
 
-def test_the_table_adds_up(watched: Watched) -> None:
+def test_the_table_adds_up_and_the_trace_opens(watched: Watched) -> None:
     record = profile_of(watched[0])
     assert (record.n_steps, record.first_step, record.reason) == (5, 12, None)
     assert record.wall_s is not None and 0 < record.wall_s < watched[1].time.train_s
@@ -56,11 +56,7 @@ def test_the_table_adds_up(watched: Watched) -> None:
     kinds = sum_by_kind(record)
     assert sum(kind.share_fraction for kind in kinds) == pytest.approx(1)
     assert {"matmul", "attention", "loss", "optimizer"} <= {kind.kind for kind in kinds}
-
-
-def test_the_trace_opens(watched: Watched) -> None:
-    state, record = watched[0], profile_of(watched[0])
-    path = state / profiler.PROFILE / profiler.TRACE
+    path = watched[0] / profiler.PROFILE / profiler.TRACE
     assert record.trace == profiler.TRACE and record.n_trace_bytes == path.stat().st_size
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     assert sum(event.get("name") == "_ChunkedLoss" for event in events) == 5
