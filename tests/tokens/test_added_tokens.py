@@ -96,3 +96,10 @@ def test_an_existing_token_is_rejected(tmp_path: Path, known: str) -> None:
         ConfigError, match=r"data\.added_tokens: '.*' is already in the model's tokenizer"
     ):
         prepare(str(tmp_path / "source"), tmp_path / "made", ("<|sql|>", known))
+
+
+def test_without_added_tokens_the_files_are_copied_unchanged(tmp_path: Path) -> None:
+    source = tiny_tokenizer(tmp_path / "source")
+    prepare(str(source), tmp_path / "made", ())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "made" / name).read_bytes() == (source / name).read_bytes()
