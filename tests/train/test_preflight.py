@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -184,13 +183,6 @@ def launched_in_a_job(folder: Path, monkeypatch: pytest.MonkeyPatch, squeue: str
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     return launch_command(4, COMMAND)
-
-
-def test_without_slurm_all_processes_are_started_here() -> None:
-    assert launch_command(4, COMMAND) == [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-        "--nproc-per-node=4", *COMMAND,
-    ]  # fmt: skip
 
 
 def test_two_nodes_get_half_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -63,26 +64,18 @@ def test_the_table_adds_up_and_the_trace_opens(watched: Watched) -> None:
     assert {file.name for file in path.parent.iterdir()} == {profiler.KERNELS, profiler.TRACE}
 
 
-def no_start(_: Any) -> None:
-    raise RuntimeError("Can't initialize\nCUPTI")
-
-
-def no_memory(*_: Any) -> None:
-    raise MemoryError
-
-
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("profile.start", no_start, "the profiler failed: Can't initialize CUPTI"),
-        ("profile.step", no_memory, "the profiler failed: host memory ran out"),
-        ("list_kernels", lambda *_: (), "recorded no kernels"),
+        ("profile.start", {"side_effect": RuntimeError("Can't\nstart")}, "failed: Can't start"),
+        ("profile.step", {"side_effect": MemoryError}, "the profiler failed: host memory ran out"),
+        ("list_kernels", {"return_value": ()}, "recorded no kernels"),
     ],
 )
 def test_a_failing_profiler_is_reported_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any, reason: str
 ) -> None:
-    monkeypatch.setattr(f"expertflow.train.profiler.{name}", value)
+    monkeypatch.setattr(f"expertflow.train.profiler.{name}", Mock(**value))
     inputs = made(tmp_path / "run", n_steps=8, profile_steps=2)
     assert train(inputs).n_steps == 8
     record = profile_of(inputs.state)

@@ -32,9 +32,11 @@ def test_another_shape_or_name_is_rejected_before_anything_is_copied() -> None:
     net = tiny_net()
     before = weights.weights_sha256(net)
     state = {name: tensor + 1 for name, tensor in weights.trainable_state(net).items()}
-    wide = state | {"norm.bias": torch.zeros(1)}
-    with pytest.raises(TrainingError, match=r"norm\.bias is float32 \[1\] in the saved state"):
-        weights.load_trainable_state(net, wide)
+    for other, words in (
+        (torch.zeros(1), r"float32 \[1\]"), (state["norm.bias"].bfloat16(), r"bfloat16 \[64\]"),
+    ):  # fmt: skip
+        with pytest.raises(TrainingError, match=rf"norm\.bias is {words} in the saved state and f"):
+            weights.load_trainable_state(net, state | {"norm.bias": other})
     del state["up.bias"]
     with pytest.raises(TrainingError, match=r"up\.bias is missing from the saved state"):
         weights.load_trainable_state(net, state)
