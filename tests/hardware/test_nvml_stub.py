@@ -137,15 +137,6 @@ def test_several_cards_are_added_up(library: Path, tmp_path: Path) -> None:
     assert record["energy_all_j"] == record["energy_j"]
 
 
-def test_one_card_can_be_selected(library: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"CUDA_VISIBLE_DEVICES": "0", **TWO}
-    record = watch(library, tmp_path, arguments=("--gpu", "1"), **how)
-    assert (record["gpu_name"], record["n_gpus"]) == ("SIMULATED L4", 1)
-    record = watch(library, tmp_path, arguments=("--gpu", "5"), **how)
-    assert (record["n_gpus"], record["ram_used_bytes"] is None) == (None, False)
-    assert "no GPU 5 here" in record["unavailable"]["power_w"]
-
-
 def test_a_card_hidden_from_the_job_is_skipped(library: Path, tmp_path: Path) -> None:
     # A batch system hides the first from this job, which counts its own card from 0, like CUDA.
     kept = {**TWO, "0__fail__handle": 4}

@@ -21,7 +21,6 @@ def main() -> None:
     add("--interval", type=float, help="seconds between readings; default: 1, less with --steps")
     add("--output", type=Path, help="JSON summary to write")
     add("--samples", type=Path, help="JSONL of readings; default: next to the output")
-    add("--gpu", help="index in nvidia-smi, or UUID; default: the first visible one")
     add("--n-gpus", type=int, help="only the first ones; default: all visible")
     add("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="two summaries")
     add("--zero", type=float, help="Unix time of second 0; default: now")

@@ -87,7 +87,6 @@ def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorR
         zero_s=args.zero,
         goes_on=args.go_on,
         stop=stop,
-        gpu=args.gpu,
         n_gpus=args.n_gpus,
         watcher=watcher,
     )
@@ -113,7 +112,6 @@ def monitor_machine(
     stop: Callable[[], bool],
     zero_s: float | None = None,
     goes_on: bool = False,
-    gpu: str | None = None,
     n_gpus: int | None = None,
     watcher: Watcher | None = None,
 ) -> MonitorRecord:
@@ -122,7 +120,7 @@ def monitor_machine(
     ``zero_s`` is the Unix time at which the clock of the monitored run was zero. A resumed run
     ``goes_on`` with its file, and the summary covers all of it.
     """
-    with open_gpus(gpu, n_gpus) as gpus:
+    with open_gpus(n_gpus) as gpus:
         card, sampler = describe_card(gpus), Sampler(gpus)
         output.parent.mkdir(parents=True, exist_ok=True)
         if goes_on and output.is_file():

@@ -28,8 +28,8 @@ class Gpus(Record, frozen=True, kw_only=True):
 
 
 @contextmanager
-def open_gpus(which: str | None = None, n_gpus: int | None = None) -> Iterator[Gpus]:
-    """Open the cards visible through CUDA_VISIBLE_DEVICES, or only ``which``, for a block."""
+def open_gpus(n_gpus: int | None = None) -> Iterator[Gpus]:
+    """Open the (first) cards visible through CUDA_VISIBLE_DEVICES for a block."""
     reason = None
     try:
         pynvml.nvmlInit()
@@ -41,7 +41,7 @@ def open_gpus(which: str | None = None, n_gpus: int | None = None) -> Iterator[G
         return
     gpus = Gpus()
     try:
-        gpus = _find(which, n_gpus)
+        gpus = _find(n_gpus)
         yield gpus
     finally:
         with suppress(pynvml.NVMLError):
@@ -50,7 +50,7 @@ def open_gpus(which: str | None = None, n_gpus: int | None = None) -> Iterator[G
             pynvml.nvmlShutdown()
 
 
-def _find(which: str | None, n_gpus: int | None) -> Gpus:
+def _find(n_gpus: int | None) -> Gpus:
     try:
         count, driver = pynvml.nvmlDeviceGetCount(), str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
@@ -66,22 +66,16 @@ def _find(which: str | None, n_gpus: int | None) -> Gpus:
             why_none = f"NVML: {error}"
     if not devices:
         return Gpus(driver=driver, reason=why_none)
-    uuids, remarks = [device.read_figure("uuid") for device in devices], tuple[str, ...]()
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if which is not None:
-        index = gpu_index(which, uuids)
-        indexes: tuple[int, ...] = () if index is None else (index,)
-        reason = f"no GPU {which} here" if index is None else None
-    else:
-        indexes, reason = visible_gpus(setting, uuids)
-        by_uuid = setting is not None and setting.strip().startswith("GPU-")
-        is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or by_uuid
-        if not is_ordered and len({device.read_figure("gpu_name") for device in devices}) > 1:
-            remarks = (UNORDERED,)
+    indexes, reason = visible_gpus(setting, [device.read_figure("uuid") for device in devices])
+    by_uuid = setting is not None and setting.strip().startswith("GPU-")
+    is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or by_uuid
+    is_mixed = len({device.read_figure("gpu_name") for device in devices}) > 1
     chosen = tuple(devices[i] for i in indexes)[:n_gpus]
     if any(device.is_split() for device in chosen):
         # Its figures cover all instances together, but a job has only one of them.
         chosen, reason = (), MIG
+    remarks = (UNORDERED,) if is_mixed and not is_ordered else ()
     names = [device.read_figure("gpu_name") or "" for device in chosen]
     simulated = any(text.startswith(SIMULATED) for text in (driver, *names))
     return Gpus(devices=chosen, driver=driver, reason=reason, simulated=simulated, remarks=remarks)
