@@ -109,13 +109,6 @@ def test_variants_that_run_the_same_have_one_digest(base: TrainPlan, set_up: Set
     assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
-def test_several_processes_become_one(base: TrainPlan, records: dict[str, Any]) -> None:
-    two = replace(base, world_size=2, global_batch_sequences=16)
-    one = variants.with_one_process(two, **records)
-    assert (one.world_size, one.global_batch_sequences, one.batch_size) == (1, 8, 4)
-    assert variants.with_one_process(base, **records) is base
-
-
 def documents_of(rows: PackedRows, chosen: Any) -> list[tuple[list[int], list[int]]]:
     """Return ids and labels of every document, from the batches of training."""
     found, collator = [], Collator(rows)
