@@ -31,7 +31,6 @@ class WriteHub(JsonHandler):
     requests: list[tuple[str, str | None, list[Any]]]
     endpoint: str
     refuses = False
-    # The files of an earlier push.
     there: tuple[str, ...] = ()
 
     def do_POST(self) -> None:
@@ -97,12 +96,29 @@ def uploaded(hub: Any) -> dict[str, str]:
     return {f["path"]: base64.b64decode(f["content"]).decode() for f in files}
 
 
+# The files of an earlier push, of which another's weights would still be loaded.
+EARLIER = (
+    ".gitattributes", "LICENSE", "README.md", "adapter_config.json", "adapter_model.safetensors",
+    "config.json", "eval/model.safetensors", "model-00001-of-00002.safetensors",
+    "model.safetensors", "model.safetensors.index.json",
+)  # fmt: skip
+
+
+def removed(hub: Any, done: Any) -> list[str]:
+    lines = hub.requests[-1][2]
+    names = [line["value"]["path"] for line in lines if line["key"] == "deletedFile"]
+    assert ", ".join(names) in done.stderr
+    return names
+
+
 @pytest.mark.parametrize("words", [(), ("--public",)])
 def test_the_merged_model_is_pushed_with_its_card(
     hub: Any, results: Path, words: tuple[str, ...]
 ) -> None:
+    hub.there = EARLIER
     done = push(hub, results, *words)
     assert done.returncode == 0, done.stderr
+    assert removed(hub, done) == [*EARLIER[3:5], EARLIER[7], EARLIER[9]]
     assert done.stdout == f"pushed: {hub.endpoint}/you/mine/commit/1\n"
     assert uploaded(hub) == FILES
     path, token, [created] = hub.requests[0]
@@ -113,35 +129,16 @@ def test_the_merged_model_is_pushed_with_its_card(
 
 def test_the_published_adapter_is_pushed_with_its_own_card(hub: Any, results: Path) -> None:
     (results / "merged" / "tokenizer.json").write_text("tokens")
+    hub.there = EARLIER
     done = push(hub, results, "--adapter")
     assert done.returncode == 0, done.stderr
+    assert removed(hub, done) == [EARLIER[5], *EARLIER[7:]]
     found = uploaded(hub)
     assert found.pop("adapter_config.json")
     assert found == {
         "README.md": "card of the adapter w20", "adapter_model.safetensors": STEP,
         "additional_chat_templates/tool_use.jinja": "tools", "tokenizer.json": "tokens",
     }  # fmt: skip
-
-
-EARLIER = (
-    ".gitattributes", "LICENSE", "README.md", "adapter_config.json", "adapter_model.safetensors",
-    "config.json", "eval/model.safetensors", "model-00001-of-00002.safetensors",
-    "model.safetensors", "model.safetensors.index.json",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("words", "removed"),
-    [((), [*EARLIER[3:5], EARLIER[7], EARLIER[9]]), (("--adapter",), [EARLIER[5], *EARLIER[7:]])],
-)
-def test_weights_of_an_earlier_push_are_no_longer_loaded(
-    hub: Any, results: Path, words: tuple[str, ...], removed: list[str]
-) -> None:
-    hub.there = EARLIER
-    done = push(hub, results, *words)
-    assert done.returncode == 0 and ", ".join(removed) in done.stderr, done.stderr
-    lines = hub.requests[-1][2]
-    assert [line["value"]["path"] for line in lines if line["key"] == "deletedFile"] == removed
 
 
 @pytest.mark.parametrize("words", [(), ("--adapter",)])
