@@ -28,14 +28,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(rule: str, bundle: BundleSpec | None = None, *, source: str = "s", **changes: Any) -> Any:
-    """Return a rule's spec of an expert, with ``bundle`` opened."""
+def specs_of(*rules: str, source: str = "s", **changes: Any) -> dict[str, Any]:
+    """Return rules' specs of an expert with changes in its manifest."""
     Path("config/experts/e.yaml").write_text(yaml.safe_dump({**base(), **changes}))
+    workflow = Workflow(RunContext(config={"experts": {"e": {}}, "scratch": None}))
+    wildcards = SimpleNamespace(expert="e", source=source)
+    return {rule: json.loads(workflow.spec(rule)(wildcards)) for rule in rules}
+
+
+def told(rule: str, bundle: BundleSpec | None = None, **changes: Any) -> Any:
+    """Return a rule's spec of an expert, with ``bundle`` opened."""
     if bundle is not None:
         index = BundleIndex(format=2, kind="bundle", expert="e", code={}, members=(), spec=bundle)
         write_record(Path("results/e", OPENED), OpenedBundle(index=index, settings_here=None))
-    workflow = Workflow(RunContext(config={"experts": {"e": {}}, "scratch": None}))
-    return json.loads(workflow.spec(rule)(SimpleNamespace(expert="e", source=source)))
+    return specs_of(rule, **changes)[rule]
 
 
 RULES = (
@@ -89,7 +95,7 @@ def leaves(value: Any) -> list[str]:
     ],
 )
 def test_a_setting_reaches_the_rules_that_read_it(changes: dict[str, Any], rules: str) -> None:
-    before, after = ({rule: told(rule, **of) for rule in RULES} for of in ({}, changes))
+    before, after = (specs_of(*RULES, **of) for of in ({}, changes))
     assert [rule for rule in RULES if after[rule] != before[rule]] == rules.split()
     for rule in rules.split():
         assert set(leaves(changes)) - set(leaves(base())) <= set(leaves(after[rule])), rule
@@ -98,9 +104,7 @@ def test_a_setting_reaches_the_rules_that_read_it(changes: dict[str, Any], rules
 def test_added_tokens_reach_tokenizer_model_and_card_and_must_be_trained() -> None:
     added: dict[str, Any] = {"data": {"added_tokens": ["<a>"]}}
     training = {"lora": {"modules_to_save": ["embed_tokens", "lm_head"]}}
-    before, after = (
-        {rule: told(rule, training=training, **of) for rule in RULES} for of in ({}, added)
-    )
+    before, after = (specs_of(*RULES, training=training, **of) for of in ({}, added))
     changed = ["prepare_tokenizer", "prepare_model", "export_model"]
     assert [rule for rule in RULES if after[rule] != before[rule]] == changed
     assert [after[rule]["added_tokens"] for rule in changed] == [["<a>"]] * 3
