@@ -122,7 +122,6 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"training": {"method": "full", "lora": {"init_from": "a"}}}, "init_from needs an adapt"),
         ({"training": {"use_sdpa": False, "attention": "flex"}}, "use_sdpa is false and attention"),
         ({"training": {"parallel": "fsdp", "optim": "adamw_8bit"}}, "states of optim adamw_8bit"),
-        ({"evaluation": {"task": "exact_match", "backend": "x"}}, "'evaluation.backend'; transf"),
         ({"evaluation": {"task": "exact_match", "seed": -1}}, "'evaluation.seed' is -1"),
         ({"training": {"lora_alpha": 8}}, "'training.lora_alpha'; it is called 'lora.alpha' here"),
         ({"training": {"deepspeed": "zero.json"}}, "deepspeed'; parallel: fsdp shards the model"),

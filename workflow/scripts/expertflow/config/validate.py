@@ -30,13 +30,10 @@ FOLDERS = (Path("config"), BASEDIR / "config")
 WORDS = {"true": True, "false": False, "null": None}
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
-# Settings that were removed, or that other trainers have, by full key, and what to do instead.
+# Settings of other trainers, by full key, and what to do instead.
 DROPPED = {
     "training.dataloader_pin_memory": "batches are pinned wherever there is a card; remove it",
     "training.deepspeed": "parallel: fsdp shards the model across the cards of world_size",
-    "evaluation.backend": "transformers generates the answers; remove it",
-    "export.gguf": "remove it; llama.cpp converts merged/ itself (docs/exporting.md)",
-    "scratch_quota_gib": "copies have no quota; remove it, and old copies with make prune",
 }
 
 
