@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.tests import MockOutputSettings
+from warm_python import warm_jobs, warm_python
 from workflow_space import LIMIT_S, REPORT, SNAKEMAKE, Workspace
 
 from expertflow.config.guard import describe_failure
@@ -118,8 +119,9 @@ def test_a_run_into_a_pipe(space: Workspace) -> None:
     assert re.search("\n +1/1  build_report +tiny +[0-9.]+ s\n$", done.stderr)
     assert done.stdout.splitlines()[-1].split()[0] == "report"
     # Its last lines may have no reader.
-    command = f"{SNAKEMAKE} -c 2 {REPORT} -R build_report | true; exit ${{PIPESTATUS[0]}}"
-    assert space.execute("bash", "-c", command).returncode == 0
+    warm = warm_python() / "snakemake"
+    command = f"{warm} -c 2 {REPORT} -R build_report | true; exit ${{PIPESTATUS[0]}}"
+    assert space.execute("bash", "-c", command, **warm_jobs()).returncode == 0
     log = max((space.root / ".snakemake" / "log").glob("*.log"))
     assert "Select jobs to execute" in log.read_text()
     # An unexpected fault, a killed job, and a job that is asked to stop.
@@ -156,16 +158,17 @@ def test_a_line_that_did_not_fit_into_its_log_is_reported(
 
 @pytest.mark.chain
 def test_a_terminal_shows_running_jobs(space: Workspace) -> None:
-    told = run_in_terminal(space, SNAKEMAKE, "--cores", "2", REPORT, "--forcerun", "build_report")
+    told = run_in_terminal(space, "--cores", "2", REPORT, "--forcerun", "build_report")
     assert re.search(r"  build_report tiny  [0-9.]+ s", told)
     assert re.search(r" +1/1  build_report +tiny +[0-9.]+ s", told)
 
 
-def run_in_terminal(space: Workspace, *command: object) -> str:
-    """Run a command in a terminal, which must succeed; return its output there."""
+def run_in_terminal(space: Workspace, *arguments: str) -> str:
+    """Run Snakemake in a terminal, which must succeed; return its output there."""
     main, other = pty.openpty()
     with subprocess.Popen(
-        [*map(str, command)], cwd=space.root, env=space.environment({"TERM": "xterm"}),
+        [warm_python() / "snakemake", *arguments],
+        cwd=space.root, env=space.environment({"TERM": "xterm", **warm_jobs()}),
         stdin=other, stdout=other, stderr=other,
     ) as process:  # fmt: skip
         os.close(other)
