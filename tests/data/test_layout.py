@@ -147,13 +147,10 @@ def test_tokens_that_strip_spaces_and_unlisted_ends_are_recognized(tmp_path: Pat
     assert (found.bos, found.eos, found.turn_end) == ("<s>", "</s>", None)
 
 
-@pytest.mark.parametrize(("text", "fault"), [("{", "damaged"), ("[]", "is not a JSON object")])
-def test_a_damaged_tokenizer_is_rejected(tmp_path: Path, text: str, fault: str) -> None:
-    (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(DataError, match=rf"tokenizer\.json: {fault}.*save the tokenizer again"):
-        read_layout(tmp_path, choice="auto", text_special_tokens="plain")
-
-
-def test_a_tokenizer_without_an_end_is_rejected(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_damaged_or_has_no_end_is_rejected(tmp_path: Path) -> None:
+    for text, fault in (("{", "damaged"), ("[]", "is not a JSON object")):
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(DataError, match=rf"tokenizer\.json: {fault}.*save the tokenizer again"):
+            read_layout(tmp_path, choice="auto", text_special_tokens="plain")
     with pytest.raises(DataError, match="has no eos_token"):
         layout(tmp_path)

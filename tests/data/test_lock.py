@@ -274,9 +274,8 @@ def test_json_is_valid_and_the_schema_is_strict(tmp_path: Path) -> None:
     for record in records:
         schema, value = json.loads(record["schema"]), json.loads(record["json"])
         jsonschema.Draft202012Validator.check_schema(schema)
-        jsonschema.validate(value, schema)
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**value, "unknown": 1}, schema)
+        validator = jsonschema.Draft202012Validator(schema)
+        assert validator.is_valid(value) and not validator.is_valid({**value, "unknown": 1})
 
 
 def test_arithmetic_steps_are_right_and_end_in_the_answer(tmp_path: Path) -> None:
