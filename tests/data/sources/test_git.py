@@ -123,7 +123,7 @@ def test_a_diff_is_what_git_shows(repository: Path) -> None:
 
 def test_names_and_addresses_are_hidden_by_default(repository: Path) -> None:
     said = (
-        "Thank Bob and Eve Grün\n\nNot Bobby, and never Eve Grünewald.\n\nAcked-by: Zed <z@z.org>"
+        "Thank Bob and Eve Grün\n\nNot Bobby, and never Eve Grünewald.\n\n Acked-By: Zed <z@z.org>"
     )
     code = "# Eve Grün <eve@g.org>, Bob\n+eve@g.org\nEve Grüns\n"
     commit(repository, {"eve@g.org.py": code.encode()}, said, day=7, who="Eve Grün <EVE@g.org>")
@@ -131,7 +131,7 @@ def test_names_and_addresses_are_hidden_by_default(repository: Path) -> None:
     eve = replace_emails("eve@g.org")
     assert record["author"] == "Contributor 3"
     assert record["message"].endswith(
-        "Not Bobby, and never Eve Grünewald.\n\nAcked-by: Contributor 4\n"
+        "Not Bobby, and never Eve Grünewald.\n\n Acked-By: Contributor 4\n"
     )
     assert f"+# Contributor 3 <{eve}>, Bob\n++{eve}\n+Eve Grüns\n" in record["diff"]
     assert "eve@g.org" not in json.dumps(record).lower()

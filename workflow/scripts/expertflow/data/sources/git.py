@@ -27,7 +27,7 @@ from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pin
 from expertflow.data.sources.git_options import GitOptions
 
 NAME_CHARS = 200
-_TRAILER = re.compile(r"^([A-Za-z][A-Za-z-]*-by):([^<\n]*)<([^>\n]*)>", re.MULTILINE)
+_TRAILER = re.compile(r"^([ \t]*[A-Za-z][A-Za-z-]*-[Bb]y):([^<\n]*)<([^>\n]*)>", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 # Committer address of the hosting site itself, for merges made there.
 _SITES = {"noreply@github.com"}
