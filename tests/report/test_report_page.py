@@ -151,9 +151,10 @@ def test_rows_state_whether_the_band_held_and_omit_missing_readings() -> None:
     assert "processor" not in _rows(page, "What this report was made from")
     assert "2,680 readings, one every 1&nbsp;s as configured." in page
     # A prior covers only the steps.
-    prior = reading.changed(GPU.report, {**dear, "plan.calibrated": False})
+    prior = GPU.report_with(plan={"cost": replace(GPU.inputs.plan.cost, calibrated=False)})
     page = render_page(prior, GPU.short)
-    assert "for the steps alone" in page.split("Training time")[1].split("Training cost")[0]
+    assert '"note">plan 44\u00a0min</dd>' in page
+    assert "its hours are for the steps alone" in reading.index_page(prior)
     rows = _rows(page, '<section id="plan">')
     assert "the band" not in rows["Cost"] and "the band" in rows["Useful tokens per second"]
 

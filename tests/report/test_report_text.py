@@ -88,6 +88,7 @@ def test_the_index_has_one_row_per_expert() -> None:
     assert planned == pytest.approx(first["wall_s"] / 3600)
     assert second["usd"] is None and "price" in second["unavailable"]["usd"]
     assert second["hours_difference_fraction"] is None
+    assert second["unavailable"]["hours_difference_fraction"] == "no speed is known for this CPU"
     assert second["source_licenses"] == ["CC0-1.0"]
     assert "No expert has a report yet" in render_index([], [])
 

@@ -40,6 +40,7 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
     training, hardware = run.build_training(inputs), run.build_hardware(inputs)
     cost, plan, throughput = _cost(inputs), run.build_plan(inputs), _throughput(inputs)
     data, time = _data(inputs), derive.split_time(inputs.training)
+    unlike = None if plan.calibrated else run.STEPS_ALONE
     report = Report(
         schema_version=2,
         run=_run(inputs),
@@ -64,9 +65,9 @@ def build_report(inputs: ReportInputs, provenance: Mapping[str, Any]) -> Report:
             run.plan_row("Useful tokens per second", "tokens/s", plan.useful_tokens_per_s,
                       throughput.useful_tokens_per_s, run.estimate_speed_band(inputs)),
             run.plan_row("Wall time", "h", plan.hours, cost.hours,
-                      (plan.band.hours_low, plan.band.hours_high)),
+                      (plan.band.hours_low, plan.band.hours_high), unlike),
             run.plan_row("Cost", "usd", plan.usd, cost.billed_usd,
-                      (plan.band.usd_low, plan.band.usd_high)),
+                      (plan.band.usd_low, plan.band.usd_high), unlike),
             run.plan_row("Peak device memory", "bytes", plan.memory_peak_bytes,
                       hardware.memory_peak_reserved_bytes),
         ),

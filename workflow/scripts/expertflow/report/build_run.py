@@ -10,6 +10,7 @@ from expertflow.report.measured import Measured, Missing, convert_value, explain
 from expertflow.train.records import TrainingRecord
 
 UNCALIBRATED = "the plan was not calibrated: it has no hours for this part"
+STEPS_ALONE = "the plan was not calibrated: its hours are for the steps alone"
 NOT_RECORDED = "the monitor did not record it"
 # Bands that earlier setups used, as they stated them; for reference only.
 REFERENCE_BANDS = tuple(
@@ -163,14 +164,23 @@ def plan_row(
     plan: Measured[float],
     actual: Measured[float],
     band: tuple[Measured[float] | None, Measured[float] | None] = (None, None),
+    unlike: str | None = None,
 ) -> r.PlanRow:
-    """Compare a prediction with its measurement; if either is missing, so is the difference."""
+    """Compare a prediction with its measurement; if either is missing, so is the difference.
+
+    ``unlike`` says why the two cannot be compared.
+    """
     low, high = (None if isinstance(end, Missing) else end for end in band)
-    none = Missing("the plan is zero")
+
+    def compare(planned: float, measured: float) -> Measured[float]:
+        if unlike is not None:
+            return Missing(unlike)
+        return measured / planned - 1 if planned else Missing("the plan is zero")
+
     return r.PlanRow(
         quantity=quantity, unit=unit, plan=plan, plan_low=low, plan_high=high, actual=actual,
         # Nested: if both figures are missing, the plan's reason is used.
         difference_fraction=convert_value(
-            plan, lambda plan: convert_value(actual, lambda it: it / plan - 1 if plan else none)
+            plan, lambda plan: convert_value(actual, lambda it: compare(plan, it))
         ),
     )  # fmt: skip

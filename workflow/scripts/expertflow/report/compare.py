@@ -21,7 +21,8 @@ def index_row(report: Report) -> IndexRow:
     """Return an expert's facts; only figures that a reader would miss have their reasons."""
     run, model, evaluation = report.run, report.model, report.evaluation
     before, after, delta = evaluation.before, evaluation.after, evaluation.delta
-    best, earlier, planned = best_baseline(evaluation), evaluation.earlier, report.plan.hours
+    best, earlier = best_baseline(evaluation), evaluation.earlier
+    wall = next(row for row in report.plan_against_actual if row.quantity == "Wall time")
     return {
         "expert": run.expert,
         "run_id": run.id,
@@ -53,9 +54,9 @@ def index_row(report: Report) -> IndexRow:
         "mfu_fraction": report.throughput.mfu_fraction,
         "goodput_fraction": report.throughput.goodput_fraction,
         "usd": report.cost.billed_usd,
-        "planned_hours": planned,
+        "planned_hours": wall.plan,
         "planned_usd": report.plan.usd,
-        "hours_difference_fraction": report.cost.hours / planned - 1 if planned else None,
+        "hours_difference_fraction": wall.difference_fraction,
         "n_findings": len(report.findings),
         "n_bars_failed": sum(bar.verdict == "fail" for bar in report.acceptance),
         "source_licenses": sorted({x.license or "not stated" for x in report.data.sources}),

@@ -8,7 +8,7 @@ from expertflow.report.derive import MEASURED_ON_CPU
 from expertflow.report.learned import best_baseline
 from expertflow.report.measured import Measured, convert_value, is_measured
 from expertflow.report.records import Evaluation, Report
-from expertflow.report.run_records import Hardware
+from expertflow.report.run_records import Hardware, PlanRow
 
 METHODS = {"lora": "LoRA", "qlora": "QLoRA", "full": "full fine-tuning"}
 
@@ -27,8 +27,9 @@ def describe_subject(report: Report) -> str:
 
 
 def make_tiles(report: Report) -> tuple[Tile, ...]:
-    plan, cost, speed = report.plan, report.cost, report.throughput
-    before, after, usd = report.evaluation.before, report.evaluation.after, cost.billed_usd
+    rows = {row.quantity: row for row in report.plan_against_actual}
+    usd, speed = report.cost.billed_usd, report.throughput
+    before, after = report.evaluation.before, report.evaluation.after
     n_devices = report.training_parameters.world_size
     padding = "padding not counted" + (f", {n_devices} devices" if n_devices > 1 else "")
     goodput = convert_value(speed.goodput_fraction, f.percent)
@@ -40,9 +41,9 @@ def make_tiles(report: Report) -> tuple[Tile, ...]:
         Tile(
             "Training time",
             f.duration(report.time.wall_s),
-            _planned(report, plan.hours, f.hours, cost.hours),
+            _planned(rows["Wall time"], f.hours),
         ),
-        Tile("Training cost", convert_value(usd, f.usd), _planned(report, plan.usd, f.usd, usd)),
+        Tile("Training cost", convert_value(usd, f.usd), _planned(rows["Cost"], f.usd)),
         Tile("Useful tokens/s", convert_value(speed.useful_tokens_per_s, f.short), padding),
         Tile("MFU", convert_value(speed.mfu_fraction, f.percent), _peak(report)),
         Tile("Goodput", goodput, "time spent training"),
@@ -77,20 +78,12 @@ def _memory_tile(hardware: Hardware) -> Tile:
     return Tile("Peak GPU memory", convert_value(peak, f.size), note)
 
 
-def _planned(
-    report: Report,
-    planned: Measured[float],
-    show: Callable[[float], str],
-    actual: Measured[float],
-) -> str:
-    if not is_measured(planned):
+def _planned(row: PlanRow, show: Callable[[float], str]) -> str:
+    if not is_measured(row.plan):
         return "no prediction"
-    if not report.plan.calibrated:
-        return f"plan {show(planned)} for the steps alone"
-    # A plan of zero hours or dollars has no ratio.
-    is_open = not planned or not is_measured(actual)
-    difference = "" if is_open else f" \u00b7 {f.percent_with_sign((actual or 0.0) / planned - 1)}"
-    return f"plan {show(planned)}{difference}"
+    difference = row.difference_fraction
+    more = f" \u00b7 {f.percent_with_sign(difference)}" if is_measured(difference) else ""
+    return f"plan {show(row.plan)}{more}"
 
 
 def _peak(report: Report) -> str:
