@@ -57,6 +57,7 @@ def test_there_may_be_nothing_to_choose() -> None:
         ({}, two, choosing.MIN_QUESTIONS - 1, None, "19 held-out questions are left to choose by"),
         ({}, training(0.1, published=10), 40, None, "training kept no other checkpoint"),
         ({"n_selection_examples": 0}, two, 0, None, "n_selection_examples is 0"),
+        ({"n_selection_examples": 19}, two, 19, None, "n_selection_examples is 19, and 20 are"),
         ({"task": "held_out_loss"}, two, 0, None, "has no metric"),
         ({}, two, 0, "Node is missing", "cannot be scored here: Node is missing"),
     ):
@@ -79,7 +80,7 @@ def test_too_few_questions_are_shared() -> None:
     settings = spec(max_examples=200, n_selection_examples=100)
     assert {n: choosing.n_to_report(n, settings) for n in expected} == expected
     assert choosing.n_to_report(210, spec(max_examples=200, n_selection_examples=0)) == 200
-    assert choosing.n_to_report(45, spec(max_examples=200, n_selection_examples=5)) == 40
+    assert choosing.n_to_report(45, spec(max_examples=200, n_selection_examples=5)) == 45
 
 
 def test_missing_weights_are_reported_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ def explain_no_choice(
         return f"the task cannot be scored here: {unavailable_reason}"
     if len(training.candidates) == 1:
         return "training kept no other checkpoint"
-    if spec.n_selection_examples == 0:
-        return "evaluation.n_selection_examples is 0"
+    if spec.n_selection_examples < MIN_QUESTIONS:
+        n = spec.n_selection_examples
+        return f"evaluation.n_selection_examples is {n}, and {MIN_QUESTIONS} are needed to choose"
     if n_questions < MIN_QUESTIONS:
         return f"{n_questions} held-out questions are left to choose by, {MIN_QUESTIONS} are needed"
     return None
@@ -49,7 +50,8 @@ def n_to_report(n_questions: int, spec: GenerationSpec) -> int:
     """Return how many questions to report; if too few for both, a third (or 20) choose."""
     n_most = min(n_questions, spec.max_examples)
     n_wanted = spec.max_examples + spec.n_selection_examples
-    if n_questions >= n_wanted or n_questions < MIN_TO_SHARE:
+    is_enough = spec.n_selection_examples >= MIN_QUESTIONS
+    if n_questions >= n_wanted or n_questions < MIN_TO_SHARE or not is_enough:
         return n_most
     # Of 60 questions 20 choose and 40 are reported.
     n_choice = min(max(n_questions // 3, MIN_QUESTIONS), spec.n_selection_examples)
