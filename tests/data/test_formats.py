@@ -189,6 +189,9 @@ def test_a_date_that_python_cannot_represent_is_a_fault_of_its_row(tmp_path: Pat
         faults = [r.fault and (r.fault.reason, r.fault.field) for r in records]
         assert faults == [None, ("not_json", "t"), None]
         assert records[2].value == {"n": 3, "t": None}
+    pq.write_table(pa.table({"t": pa.array([None, 0], pa.timestamp("us", "Nowhere"))}), path)
+    first, second = read_shards((describe(path.rename(tmp_path / "a.parquet")),))
+    assert first.value == {"t": None} and second.fault and second.fault.field == "t"
 
 
 def test_frames_members_padding_and_upper_case_suffixes_are_read(tmp_path: Path) -> None:

@@ -151,8 +151,6 @@ def _rows(batch: pa.RecordBatch) -> list[Fields | Reject]:
     try:
         values: list[Fields | Reject] = batch.to_pylist()
         return values
-    except pa.ArrowException:
-        raise
     except (OverflowError, ValueError):
         if batch.num_rows > 1:
             # Bisect, so that one bad row of many is found in few attempts.
