@@ -104,6 +104,10 @@ def test_a_field_with_two_names_is_the_first_that_has_a_value(path: Path) -> Non
     write(path, *({**GOOD, **own} for own in ({"y": 1}, {"x": None, "y": 2}, {"x": 3, "y": 4})))
     found = [document.fields for document in documents(prepare(path, spec))]
     assert found == [{"x|y": 1}, {"x|y": 2}, {"x|y": 3}]
+    write(path, *({**GOOD, "x": "z" * (3 << 20)} for _ in range(4)))
+    with pa.memory_map(prepare(path, spec).path) as source:
+        # A batch with too many bytes of fields cannot be written.
+        assert [batch.num_rows for batch in pa.ipc.open_stream(source)] == [2, 2]
     write(path, {**GOOD, "x": None}, GOOD)
     record = prepare(path, spec)
     assert record.n_rejected_by_reason == {"missing_field": 1}

@@ -62,8 +62,9 @@ class DocumentWriter:
 
     def add(self, document: NewDocument) -> None:
         self._rows.append(document)
-        # In characters: close enough to bound a batch.
-        self._n_bytes += sum(map(len, document.texts))
+        # In characters: close enough to bound a batch. Fields count beyond 512 KiB each, so that
+        # together they do not reach 2 GiB, Arrow's limit.
+        self._n_bytes += sum(map(len, document.texts)) + max(0, len(document.fields) - (1 << 19))
         if len(self._rows) == BATCH_DOCUMENTS or self._n_bytes > BATCH_BYTES:
             self._flush()
 
