@@ -1,13 +1,14 @@
 """GPU time of a step: kernels by kind, and the gaps between them."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from expertflow.report.profile import kind_of
-from expertflow.train.profiler import ANNOTATIONS, busy_us
+from expertflow.train.profiler import ANNOTATIONS
 from gpu_kit.ceilings import wait
 
 N_LONGEST = 24
@@ -36,6 +37,19 @@ def self_us(event: Any, cuda: bool) -> float:
     """Return the time of a kernel, or of an operator without those it calls."""
     span = event.time_range
     return float(span.end - span.start if cuda else event.self_cpu_time_total)
+
+
+def busy_us(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the time during which any span runs.
+
+    >>> busy_us([(0, 2), (1, 3), (5, 6)])
+    4.0
+    """
+    total, end = 0.0, float("-inf")
+    for first, last in sorted(spans):
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return total
 
 
 def summary(spans: list[tuple[str, float, float, float]], *, n_steps: int) -> dict[str, Any]:
