@@ -19,10 +19,12 @@ def base() -> dict[str, Any]:
     }
 
 
-def load(tmp_path: Path, value: dict[str, Any], **config: Any) -> dict[str, Any]:
+def load(
+    tmp_path: Path, value: dict[str, Any], *, told: dict[str, Any] | None = None, **config: Any
+) -> dict[str, Any]:
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(value))
     settings = load_config({"experts": {"e": {}}, **config})
-    return load_expert("e", folders=[tmp_path], config=settings)
+    return load_expert("e", folders=[tmp_path], config=settings, told=told or {})
 
 
 def source(**keys: Any) -> dict[str, Any]:

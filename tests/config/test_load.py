@@ -12,7 +12,7 @@ from support import ROOT
 
 from expertflow.config.contradictions import OF_MESSAGES, find_task_faults
 from expertflow.config.hardware_tables import HardwareTables, calibration_spec
-from expertflow.config.load import load_config, load_expert
+from expertflow.config.load import describe_origins, load_config, load_expert
 from expertflow.config.machine import count_nodes
 from expertflow.config.validate import former_names, read_schema
 from expertflow.core.errors import ConfigError
@@ -26,10 +26,7 @@ def test_two_manifests_of_one_name_are_rejected(tmp_path: Path) -> None:
 
 
 def test_null_on_the_command_line_changes_nothing(tmp_path: Path) -> None:
-    told = {"experts": {"e": "null"}}
-    before = load(tmp_path, base())
-    config = load_config({"experts": {"e": {}}})
-    assert load_expert("e", folders=[tmp_path], config=config, told=told) == before
+    assert load(tmp_path, base(), told={"experts": {"e": "null"}}) == load(tmp_path, base())
 
 
 def refused(tmp_path: Path, value: dict[str, Any], message: str, **config: Any) -> None:
@@ -52,6 +49,32 @@ def test_later_settings_take_precedence_and_a_demo_block_is_not_an_override(tmp_
     demo = {"e": {"demo": {}}}
     with pytest.raises(ConfigError, match=r"experts\.e\.demo has no effect"):
         load(tmp_path, base(), experts=demo)
+
+
+def test_the_last_source_of_a_setting_is_its_origin(tmp_path: Path) -> None:
+    training = {"learning_rate": 1e-3, "seed": 3, "save_steps": 7}
+    value = {**base(), "training": training, "demo": {"training": {"seed": 4}}}
+
+    def origins(**config: Any) -> dict[str, str]:
+        found: dict[str, str] = load(tmp_path, value, **config)["setting_origins"]
+        return found
+
+    own = {"learning_rate": "manifest", "save_steps": "manifest"}
+    assert origins() == {**own, "seed": "overlay"}
+    assert origins(preset="full") == {**own, "seed": "manifest"}
+    made = origins(training={"learning_rate": 1e-2, "seed": 5}, told={"training": {"seed": 5}})
+    assert (made["learning_rate"], made["seed"]) == ("overlay", "command line")
+    mine = {"e": {"training": {"save_steps": 9}}}
+    assert origins(experts=mine, told={"experts": mine})["save_steps"] == "command line"
+
+
+def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:
+    public = {"from": "public", "why": "the recipe's own"}
+    origins = {"training.learning_rate": public, "sources.s.text": {"from": "own"}}
+    load(tmp_path, {**base(), "training": {"learning_rate": 1e-3}, "origins": origins})
+    text = describe_origins(tmp_path / "e.yaml")
+    assert "training.learning_rate 0.001: from a public recipe; the recipe's own" in text
+    assert "sources.s.text {body}: chosen here" in text
 
 
 def test_all_linear_is_a_string_or_a_list(tmp_path: Path) -> None:

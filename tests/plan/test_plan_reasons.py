@@ -1,15 +1,12 @@
 """The plan's explanations: why, where a value comes from, and the replaced system's value."""
 
-from pathlib import Path
 from typing import Any
 
-import yaml
 from msgspec.structs import replace
 from plan_fixtures import PACKING, because_of, card, plan, reasons_of
 from plan_fixtures import plan as plan_for
 from support import run_script
 
-from expertflow.config.load import describe_origins, load_expert
 from expertflow.core.records import from_json, to_json
 from expertflow.plan.claims import time_words
 from expertflow.plan.records import TrainPlan
@@ -105,35 +102,6 @@ def test_a_plan_can_be_read() -> None:
     assert "other hardware" not in text and "claims" not in text
 
 
-MANIFEST: dict[str, Any] = {
-    **{"description": "d", "model": "builtin:tiny-qwen3", "evaluation": {"task": "held_out_loss"}},
-    "sources": [{"name": "mine", "kind": "local", "path": "a.jsonl", "text": "{a}"}],
-    "training": {"learning_rate": 1e-3, "seed": 3, "weight_decay": 0.1, "save_steps": 7},
-    "demo": {"training": {"seed": 4, "weight_decay": 0.2}},
-}
-
-
-def loaded(folder: Path, manifest: dict[str, Any] | None = None, **config: Any) -> dict[str, Any]:
-    (folder / "mine.yaml").write_text(yaml.safe_dump(manifest or MANIFEST), encoding="utf-8")
-    settings = {"preset": "demo", "training": {}, "experts": {"mine": {}}, **config}
-    told = settings.pop("told", {})
-    return load_expert("mine", folders=[folder], config=settings, told=told)
-
-
-def test_the_last_source_of_a_setting_is_its_origin(tmp_path: Path) -> None:
-    overlay = {"seed": "overlay", "weight_decay": "overlay"}
-    own = {"learning_rate": "manifest", "save_steps": "manifest"}
-    assert loaded(tmp_path)["setting_origins"] == own | overlay
-    full = loaded(tmp_path, preset="full")["setting_origins"]
-    assert set(full.values()) == {"manifest"}
-    both = {"learning_rate": 1e-2, "seed": 5}
-    made = loaded(tmp_path, training=both, told={"training": {"seed": 5}})["setting_origins"]
-    assert (made["learning_rate"], made["seed"]) == ("overlay", "command line")
-    mine = {"mine": {"training": {"save_steps": 9}}}
-    made = loaded(tmp_path, experts=mine, told={"experts": mine})["setting_origins"]
-    assert made["save_steps"] == "command line"
-
-
 def test_a_plan_states_which_settings_are_given_and_computed() -> None:
     origins = {"learning_rate": "manifest", "save_steps": "command line"}
     origins["num_train_epochs"] = "overlay"
@@ -149,15 +117,6 @@ def test_a_plan_states_which_settings_are_given_and_computed() -> None:
     assert told["n_steps"].origin == "computed"
     text = plan_text(plan)
     assert "manifest: learning_rate 0.001" in text and "overlay: num_train_epochs" in text
-
-
-def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:
-    public = {"from": "public", "why": "the recipe's own"}
-    origins = {"training.learning_rate": public, "sources.mine.text": {"from": "own"}}
-    loaded(tmp_path, {**MANIFEST, "origins": origins})
-    text = describe_origins(tmp_path / "mine.yaml")
-    assert "training.learning_rate 0.001: from a public recipe; the recipe's own" in text
-    assert "sources.mine.text {a}: chosen here" in text
 
 
 def test_a_claim_is_checked_by_hand() -> None:
