@@ -29,85 +29,51 @@ MISTAKES = {
 
 
 class Fault(NamedTuple):
-    """``provoke`` breaks something; the error matches ``line``, whose group is the remedy."""
+    """``provoke`` breaks results/tiny; the error matches ``line``, whose group is the remedy."""
 
-    provoke: Callable[[Path], object]
+    provoke: Callable[[Path], None]
     line: str
     target: str = REPORT
 
 
-def without(*names: str) -> Callable[[Path], None]:
-    """Remove files and folders below results/tiny, or the state of the training."""
-
-    def remove(root: Path) -> None:
-        for name in names:
-            path = root / name if name.startswith("state") else root / "results" / "tiny" / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-    return remove
+def damage_rows_to_train_on(tiny: Path) -> None:
+    flip_byte(tiny / "packed/train/data-00000-of-00001.arrow")
+    (tiny / "training.json").unlink()
+    shutil.rmtree(tiny.parents[1] / "state" / "tiny")
 
 
-def cut(name: str) -> Callable[[Path], None]:
-    """Cut a file of results/tiny in half, without affecting its hard link in state/."""
-
-    def shorten(root: Path) -> None:
-        path = root / "results" / "tiny" / name
-        content = path.read_bytes()
-        path.unlink()
-        path.write_bytes(content[: len(content) // 2])
-
-    return shorten
+def edit_a_record(tiny: Path) -> None:
+    (tiny / "plan.json").write_text("{}")
+    (tiny / "training.json").unlink()
 
 
-def flipped(name: str) -> Callable[[Path], object]:
-    return lambda root: flip_byte(root / "results" / "tiny" / name)
+def write_odd_sidecars(tiny: Path) -> None:
+    (tiny / ".packing.json.fingerprint").write_text("{}")
+    (tiny / ".model.json.fingerprint").write_text('{"rule": [1]}')
+    for name in ("plan.json", "staging.json"):
+        (tiny / name).unlink()
 
 
-def each(*steps: Callable[[Path], object]) -> Callable[[Path], None]:
-    def run(root: Path) -> None:
-        for step in steps:
-            step(root)
-
-    return run
-
-
-def rewritten(name: str, content: str) -> Callable[[Path], object]:
-    return lambda root: (root / "results" / "tiny" / name).write_text(content)
+def cut_series_and_kernels(tiny: Path) -> None:
+    for name in ("steps.jsonl", "gpu.jsonl", "profile/kernels.json"):
+        content = (tiny / name).read_bytes()
+        # Not in place: state/ has a hard link to it.
+        (tiny / name).unlink()
+        (tiny / name).write_bytes(content[: len(content) // 2])
+    for name in ("report.json", "report.html"):
+        (tiny / name).unlink(missing_ok=True)
 
 
-FAULTS = {
-    "packed rows": Fault(
-        each(
-            flipped("packed/train/data-00000-of-00001.arrow"),
-            without("training.json", "state/tiny"),
-        ),
+FAULTS = (
+    Fault(
+        damage_rows_to_train_on,
         rf"packed/train/data-\S+: does not match results/tiny/packing\.json; {REPAIR}",
         TRAINING,
     ),
-    "a record that was edited": Fault(
-        each(rewritten("plan.json", "{}"), without("training.json")),
-        rf"plan\.json: does not match its sidecar; {REPAIR}",
-        TRAINING,
-    ),
-    "odd sidecars": Fault(
-        each(
-            rewritten(".packing.json.fingerprint", "{}"),
-            rewritten(".model.json.fingerprint", '{"rule": [1]}'),
-            without("plan.json", "staging.json"),
-        ),
-        rf"\.fingerprint: .*; {REPAIR}",
-        STAGING,
-    ),
-    "series and kernels": Fault(
-        each(
-            cut("steps.jsonl"),
-            cut("gpu.jsonl"),
-            cut("profile/kernels.json"),
-            without("report.json", "report.html"),
-        ),
-        rf"tiny/\S+: does not match {TRAINING}; {REPAIR}",
-    ),
-}
+    Fault(edit_a_record, rf"plan\.json: does not match its sidecar; {REPAIR}", TRAINING),
+    Fault(write_odd_sidecars, rf"\.fingerprint: .*; {REPAIR}", STAGING),
+    Fault(cut_series_and_kernels, rf"tiny/\S+: does not match {TRAINING}; {REPAIR}"),
+)
 
 
 def make(space: Workspace, *arguments: str) -> tuple[int, str]:
@@ -160,10 +126,13 @@ def test_a_training_that_diverges_is_tried_once(walked: Workspace) -> None:
     assert make(walked, TRAINING) == (0, "")
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_advice_in_a_line_works(walked: Workspace, name: str) -> None:
-    provoke, line, target = FAULTS[name]
-    provoke(walked.root)
+@pytest.mark.parametrize(
+    ("provoke", "line", "target"), FAULTS, ids=[fault.provoke.__name__ for fault in FAULTS]
+)
+def test_the_advice_in_a_line_works(
+    walked: Workspace, provoke: Callable[[Path], None], line: str, target: str
+) -> None:
+    provoke(walked.root / "results" / "tiny")
     code, output = make(walked, target)
     found = re.search(f"^error: .*{line}", output)
     assert code == 1 and found, output
