@@ -40,6 +40,8 @@ def test_a_template_fills_columns_table_and_value_with_their_punctuation() -> No
     new = [table(i) for i in range(100, 140) if i % 7 != 0]
     assert [made.answer(one) for one in new] == [one.reference for one in new]
     assert "⟨" in made.description and "FROM" in made.description
+    greetings = [example(i, f"{'so ' * i}called w{i} {'or ' * i}", f"w{i}") for i in range(20)]
+    assert by_name(greetings)["template"].answer(greetings[7]) == "w7"
 
 
 def test_the_constant_looks_beyond_whole_answers() -> None:
@@ -53,6 +55,10 @@ def test_the_constant_looks_beyond_whole_answers() -> None:
     training += [example(i, f"sum {i}", f"{i} steps #### 7") for i in range(100, 130)]
     made = make_baselines(same_end, training, 0)[0]
     assert made.answer(training[0]).endswith("#### 7")
+    # A frequent answer counts, too, even if another one with its ending is shorter.
+    words = [f"n{i}" for i in range(60)]
+    training = [example(i, "", text) for i, text in enumerate(["is", *["so it is"] * 60, *words])]
+    assert by_name(training)["constant"].answer(training[0]) == "so it is"
 
 
 def test_the_nearest_questions_answer_is_used_verbatim_or_filled_in() -> None:
