@@ -3,7 +3,6 @@
 import json
 import logging
 import random
-import re
 import shutil
 import ssl
 import subprocess
@@ -177,8 +176,7 @@ def test_an_endpoint_that_hangs_or_drips_ends() -> None:
     for endless in (b"", b"H"):
         result, _ = judged(always(Response(endless=endless)), pairs(1), timeout_s=0.3)
         assert (result.n_failed, result.usd) == (1, None)
-        # Shorter than configured if little of the total time is left.
-        assert re.search(r"no reply within 0\.\d+ s", str(result.reason))
+        assert "no reply within 0.3 s" in str(result.reason)
 
 
 def test_a_self_signed_certificate_is_not_trusted(tmp_path: Path) -> None:

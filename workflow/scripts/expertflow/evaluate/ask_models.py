@@ -124,8 +124,9 @@ def _published(
         assert evaluator.task is not None, "a choice without a task"
         if not all_measured:
             # Training measured at other steps, and the weights are loaded anyway.
-            loss = evaluator.mean_loss(candidate.path)
-            candidate = replace(candidate, held_out_loss=loss)
+            losses = evaluator.measure_losses(candidate.path)
+            mean = float(losses.nats_D.sum() / losses.n_targets_D.sum())
+            candidate = replace(candidate, held_out_loss=mean)
         answers = evaluator.answer_questions(candidate.path, selection)
         # Scored while the model is loaded: what is asked next depends on it.
         judgments = judge_answers(evaluator.task, [one.example for one in selection], answers)

@@ -117,11 +117,6 @@ class ModelEvaluator:
             self._losses[place] = losses
         return self._losses[place]
 
-    def mean_loss(self, place: Place) -> float:
-        """Return the mean loss in nats per target."""
-        losses = self.measure_losses(place)
-        return float(losses.nats_D.sum() / losses.n_targets_D.sum())
-
     def ask_model(self, place: Place, asked: list[EvalExample]) -> ModelAnswers:
         losses = self.measure_losses(place)
         log.info("%d questions", len(asked))

@@ -96,12 +96,11 @@ def generate_answers(
         found[i] = Answer("", 0, ended=False, not_asked=why)
     # Prompts of similar length share a batch, to reduce padding.
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
-    # A finished row keeps running alongside the others.
-    last = n_positions if _has_learned_positions(lm, n_positions) else sys.maxsize
     progress = ProgressPrinter("answering", total=len(waiting), unit="questions")
     with torch.inference_mode(), generation_mode(lm, ends=ends, pad_id=codec.pad_id):
         while waiting:
-            most = last - rooms[waiting[0]]
+            # A finished row keeps running alongside the others, and needs positions.
+            most = n_positions - rooms[waiting[0]]
             chosen = [i for i in waiting[:batch_size] if len(prompts[i]) <= most]
             try:
                 rows = _continued(
@@ -122,13 +121,6 @@ def positions_of(config: Any) -> int | None:
     """Return the model's number of positions; null if its configuration does not say."""
     n: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return n
-
-
-def _has_learned_positions(lm: PreTrainedModel, n_positions: int) -> bool:
-    """Return whether positions have weights, as in GPT-2: one more is an error."""
-    # OPT has two more.
-    sizes = {m.num_embeddings for m in lm.modules() if isinstance(m, torch.nn.Embedding)}
-    return bool(sizes & {n_positions, n_positions + 2})
 
 
 def end_ids(config: Any, *more: int) -> frozenset[int]:

@@ -10,10 +10,10 @@ import ipaddress
 import json
 import logging
 import os
+import re
 import ssl
 import time
 from collections.abc import Sequence
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -26,7 +26,7 @@ from expertflow.evaluate.records import JudgeSpec, redact_address
 LOG = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 1 << 20
-# Larger counts or waits are nonsense, and not exact as floats.
+# Larger counts are nonsense, and not exact as floats.
 MAX_COUNT = 2**53 - 1
 _WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
@@ -53,7 +53,7 @@ class JudgeError(Exception):
     """A failed request; ``is_final``: others will fail too, ``is_busy``: retry after ``wait_s``."""
 
     is_final = is_busy = timed_out = False
-    wait_s: float | None = None
+    wait_s = 0
 
     def __init__(self, reason: str, **more: Any) -> None:
         super().__init__(reason)
@@ -61,9 +61,9 @@ class JudgeError(Exception):
 
 
 class JudgeClient:
-    def __init__(self, spec: JudgeSpec, patience: Patience, *, deadline: float) -> None:
-        """Check address and key, raising ConfigError; ``deadline`` is by ``time.monotonic``."""
-        self._spec, self._patience, self._deadline = spec, patience, deadline
+    def __init__(self, spec: JudgeSpec, patience: Patience) -> None:
+        """Check address and key, raising ConfigError."""
+        self._spec, self._patience = spec, patience
         address, key = _parse_address(spec.endpoint), _read_key(spec.api_key_env)
         if key and address.scheme == "http" and not _is_this_machine(address.hostname or ""):
             raise ConfigError(
@@ -96,7 +96,8 @@ class JudgeClient:
         wait_s, n_timeouts = self._patience.first_wait_s, 0
         newer = bool(self._is_newer)
         for attempt in range(1, self._patience.n_attempts + 1):
-            await self._wait()
+            while (now := time.monotonic()) < self._not_before:
+                await asyncio.sleep(self._not_before - now)
             try:
                 if (reply := await self._send(messages, newer)) is not None:
                     return reply
@@ -107,8 +108,8 @@ class JudgeClient:
                 is_last = attempt == self._patience.n_attempts
                 if not error.is_busy or is_last or n_timeouts >= self._patience.n_timeouts:
                     raise
-                # Some servers send 0, or a time that is past by the local clock.
-                pause_s = max(wait_s, error.wait_s or 0.0)
+                # Some servers send 0.
+                pause_s = max(wait_s, error.wait_s)
                 if pause_s > self._patience.longest_wait_s:
                     raise JudgeError(f"{error}, retry only after {pause_s:.0f} s") from None
                 # A busy server is busy for all requests.
@@ -116,27 +117,21 @@ class JudgeClient:
                 wait_s = min(2 * wait_s, self._patience.longest_wait_s)
         raise JudgeError("HTTP 400")
 
-    async def _wait(self) -> None:
-        while (now := time.monotonic()) < self._not_before < self._deadline:
-            await asyncio.sleep(self._not_before - now)
-        if max(now, self._not_before) >= self._deadline:
-            raise JudgeError("the time limit for judging was reached", is_final=True)
-
     async def _send(self, messages: Sequence[dict[str, str]], newer: bool) -> JudgeReply | None:
         """Send once; null if the endpoint rejects the request and may expect another style."""
-        limit_s = min(self._spec.timeout_s, max(0.01, self._deadline - time.monotonic()))
         request: dict[str, object] = {"model": self._spec.model, "messages": list(messages)}
         if newer:
             request["max_completion_tokens"] = self._spec.max_tokens
         else:
             request |= {"max_tokens": self._spec.max_tokens, "temperature": 0}
-        sent = json.dumps(request).encode("ascii")
-        status, retry_after, body = await self._exchange(sent, limit_s)
+        status, retry_after, body = await self._exchange(json.dumps(request).encode("ascii"))
         # Once a request in the old style has succeeded, a 400 has another cause.
         if status == 400 and not newer and self._is_newer is not False:
             return None
         if status in _WORTH_ANOTHER_TRY:
-            raise JudgeError(f"HTTP {status}", is_busy=True, wait_s=_seconds(retry_after))
+            # A date is not read: the wait doubles anyway.
+            wait_s = int(retry_after) if re.fullmatch(r"[0-9]{1,9}", retry_after) else 0
+            raise JudgeError(f"HTTP {status}", is_busy=True, wait_s=wait_s)
         # Following it would send the prompt to a host that the user did not name.
         if 300 <= status < 400:
             raise JudgeError(f"HTTP {status}: redirects are not followed", is_final=True)
@@ -151,11 +146,11 @@ class JudgeClient:
                 )
         return _read_reply(body)
 
-    async def _exchange(self, body: bytes, limit_s: float) -> tuple[int, str | None, bytes]:
+    async def _exchange(self, body: bytes) -> tuple[int, str, bytes]:
         try:
             # Socket time-outs apply to each read, so a dripping server needs this limit.
             async with (
-                asyncio.timeout(limit_s),
+                asyncio.timeout(self._spec.timeout_s),
                 self._http.stream("POST", self._url, content=body) as response,
             ):
                 content = b""
@@ -163,9 +158,9 @@ class JudgeClient:
                     content += chunk
                     if len(content) > MAX_REPLY_BYTES:
                         raise JudgeError(f"the reply is longer than {MAX_REPLY_BYTES:,} bytes")
-                return response.status_code, response.headers.get("Retry-After"), content
+                return response.status_code, response.headers.get("Retry-After", ""), content
         except TimeoutError:
-            why = f"no reply within {round(limit_s, 2):g} s"
+            why = f"no reply within {self._spec.timeout_s:g} s"
             raise JudgeError(why, is_busy=True, timed_out=True) from None
         except (UnicodeError, httpx2.InvalidURL):
             raise JudgeError("the endpoint's host name is invalid", is_final=True) from None
@@ -198,22 +193,7 @@ def _read_reply(body: bytes) -> JudgeReply:
 
 def _count(usage: object, key: str) -> int | None:
     value = usage.get(key) if isinstance(usage, dict) else None
-    if not isinstance(value, int) or isinstance(value, bool):
-        return None
-    return value if 0 <= value <= MAX_COUNT else None
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    """Parse ``Retry-After``, a number of seconds or a date; null for anything else."""
-    try:
-        wait_s = int(retry_after or "")
-        return float(max(0, wait_s)) if wait_s <= MAX_COUNT else None
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(retry_after or "").timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
 
 
 def _parse_address(endpoint: str) -> SplitResult:

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import math
 import random
 import time
 from collections import Counter
@@ -60,25 +59,16 @@ def judge_pairs(
     """Ask the judge about ``spec.n_examples`` of the questions.
 
     The seed chooses them, and the order in which a pair is shown first. Errors of the judge or its
-    endpoint do not raise: pairs without two verdicts count as failed, with a ``reason``. The call
-    takes at most twice the time of all requests, ``n_at_once`` at a time, plus the DNS lookup,
-    which has no limit here.
+    endpoint do not raise: pairs without two verdicts count as failed, with a ``reason``.
     """
     started = time.monotonic()
     patience = patience or Patience()
     chosen = random.Random(seed).sample(list(questions), min(spec.n_examples, len(questions)))
     opinions: list[_Opinion] = []
     reason = None
-    rounds = math.ceil(2 * len(chosen) / patience.n_at_once)
     try:
-        deadline = started + 2 * spec.timeout_s * (1 + rounds)
-        client = JudgeClient(spec, patience, deadline=deadline)
-        LOG.info(
-            "judge: sending %d pairs to %s (%s)",
-            len(chosen),
-            redact_address(spec.endpoint),
-            spec.model,
-        )
+        client, address = JudgeClient(spec, patience), redact_address(spec.endpoint)
+        LOG.info("judge: sending %d pairs to %s (%s)", len(chosen), address, spec.model)
         opinions = asyncio.run(_Asking(client, spec, patience).ask_all(chosen, seed))
     except ConfigError as error:
         reason = str(error)
