@@ -54,7 +54,7 @@ def make_evaluation(
         ),
         earlier=None, judge=None, lm_eval=(),
         decoding=e.Decoding(stop=(";\n\n",)), n_held_out_documents=300,
-        n_documents_shared_with_training=0, n_questions_shared_with_training=0,
+        n_questions_shared_with_training=0,
         samples=(RIGHT, WRONG), worst=(WRONG,) * 10,
         answers_path="results/expert-sql/answers.jsonl", tools={"sqlite": "3.46.1"},
         unavailable={}, wall_s=188.0, recall=(

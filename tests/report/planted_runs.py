@@ -225,8 +225,6 @@ RUNS = (
             {"profile": replace(CARD.inputs.profile, pause_s=0.12 * TRAINING.time.wall_s)})),
     Planted("throttled by its power limit", {"monitor": {"throttle_s": {"power": 900.0}}}),
     # Learning.
-    Planted("leak", evaluated(n_documents_shared_with_training=3),
-            "held-out-leak", "3 held-out documents"),
     Planted("worse than the run before", evaluated(earlier=made.earlier(-0.08, "worse")),
             "regression", "2026-05-30"),
     Planted("no Node", {"evaluation": made.not_scored(evaluated()["evaluation"],

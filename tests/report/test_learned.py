@@ -58,8 +58,6 @@ def test_the_paired_change_decides() -> None:
         assert "too few of the 200 differ" in text
     texts = (str(rows), verdict(few).sentence, page, index_page(few))
     assert not [text for text in texts if "in_words" in text]
-    leaked = changed(GPU.report, {"evaluation.documents_shared_with_training": 1})
-    assert verdict(leaked).learned == "unclear"
     worse = verdict(_with_metric(difference=-0.15, ci95=[-0.2, -0.1], change="worse"))
     assert (worse.level, worse.learned) == ("bad", "no")
     assert "Execution accuracy fell" in worse.sentence

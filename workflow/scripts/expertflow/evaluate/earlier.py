@@ -40,7 +40,6 @@ class ScoringSetup(Record, frozen=True, kw_only=True):
     metric: str
     max_new_tokens: int
     decoding: Decoding
-    backend: str = "transformers"
     fields: dict[str, str]
     artifacts: dict[str, str]
     scorer: dict[str, str]

@@ -110,7 +110,6 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
         earlier=None if this is None else comparison.compare_earlier(this, memory),
         judge=comparison.ask_judge(),
         n_held_out_documents=len(split.held_out),
-        n_documents_shared_with_training=0,
         n_questions_shared_with_training=split.n_shared_questions,
         n_unusable_references=len(generations.unusable),
         recall=score_recall(generations, comparison.task, documents, layout),

@@ -310,7 +310,6 @@ class EvaluationSample(Record, frozen=True, kw_only=True):
 class EvaluationRecord(Record, frozen=True, kw_only=True):
     """Results before and after training, on documents verified to be held out.
 
-    ``n_documents_shared_with_training`` is recounted from the split and must be 0;
     ``n_questions_shared_with_training`` held-out documents have a question that training answers
     differently. ``n_unusable_references`` questions were not asked because their references cannot
     be judged. ``changes`` compare after with before. ``tools`` are versions of scoring tools;
@@ -328,10 +327,8 @@ class EvaluationRecord(Record, frozen=True, kw_only=True):
     earlier: EarlierRun | None
     judge: JudgeResult | None
     lm_eval: tuple[LmEvalScore, ...]
-    backend: str = "transformers"
     decoding: Decoding
     n_held_out_documents: int
-    n_documents_shared_with_training: int
     n_questions_shared_with_training: int
     n_unusable_references: int = 0
     recall: tuple[RecallScore, ...] = ()

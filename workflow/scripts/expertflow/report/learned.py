@@ -173,9 +173,6 @@ def judge_run(report: Report) -> Verdict:
 
 def _answer(report: Report) -> Answer:
     evaluation = report.evaluation
-    # Before all figures: none of them counts then.
-    if evaluation.documents_shared_with_training:
-        return "unclear", "Held-out documents were trained on, so the evaluation shows nothing."
     change = deciding_change(evaluation)
     if change is None:
         value = evaluation.after.value_fraction

@@ -108,7 +108,6 @@ class Evaluation(Record, frozen=True, kw_only=True):
     task: Annotated[str, doc("Which task was scored.")]
     metric: Annotated[Measured[str], doc("Name of the task's metric.")]
     held_out_documents: Annotated[Count, doc("Documents of the split.")]
-    documents_shared_with_training: Annotated[Count, doc("Must be 0.")]
     n_questions_shared_with_training: Annotated[Count, doc("Trained on with another answer.")]
     before: Annotated[Side, doc("The untrained model.")]
     after: Annotated[Side, doc("The expert.")]
@@ -118,7 +117,6 @@ class Evaluation(Record, frozen=True, kw_only=True):
     earlier: Measured[ev.EarlierRun]
     judge: Measured[ev.JudgeResult]
     lm_eval: tuple[ev.LmEvalScore, ...]
-    backend: Annotated[str, doc("What wrote the answers.")]
     decoding: ev.Decoding
     tools: Annotated[dict[str, str], doc("Versions of what scored the answers.")]
     recall: tuple[Recall, ...]

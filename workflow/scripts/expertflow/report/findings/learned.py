@@ -21,18 +21,6 @@ REPORTED = "missing measurements are reported"
 RUNS_ALONE = "resolve that reason; then only evaluate_expert runs again"
 
 
-def find_leak(report: Report) -> Findings:
-    if shared := report.evaluation.documents_shared_with_training:
-        yield make_finding(
-            "held-out-leak",
-            severity="problem",
-            evidence=f"{shared} held-out documents were also trained on",
-            threshold="none",
-            origin="definition of held-out",
-            recommendation="prepare the data again; the figures of this evaluation are meaningless",
-        )
-
-
 def find_regression(report: Report) -> Findings:
     earlier = report.evaluation.earlier
     if earlier and earlier.change and earlier.change.change == WORSE:
