@@ -121,6 +121,7 @@ def test_an_invalid_claim_is_rejected(tmp_path: Path) -> None:
     two = {**ONE, "name": "two"}
     changes: list[tuple[dict[str, Any], str]] = [
         ({"to": "tow"}, "names 'tow', which is not a variant; did you mean 'two'"),
+        ({"low": 2.0, "high": 1.5}, "has low 2 above high 1.5"),
         ({"unmeasured": "u"}, "exactly one of: with of and to; with unmeasured"),
     ]
     for change, said in changes:

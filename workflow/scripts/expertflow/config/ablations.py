@@ -126,3 +126,8 @@ def _check_claim(claim: ClaimedRatio, names: set[str], path: Path) -> None:
                 f"{path}: claim {claim.claim!r} names {key!r}, which is not a variant;"
                 f" {suggest_name(key, names)}"
             )
+    if claim.low is not None and claim.high is not None and claim.low > claim.high:
+        raise ConfigError(
+            f"{path}: claim {claim.claim!r} has low {claim.low:g} above high {claim.high:g};"
+            " exchange them"
+        )
