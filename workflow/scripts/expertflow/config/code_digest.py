@@ -12,7 +12,6 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from expertflow.core.files import sha256_text, write_text
 
@@ -57,7 +56,7 @@ def rule_digest(rule: str, scripts: Path = SCRIPTS) -> str:
     folder = scripts.joinpath(*GENERATORS.split(".")) if rule.startswith(GENERATOR) else scripts
     script = folder / f"{rule.removeprefix(GENERATOR)}.py"
     for path in sorted(list_imports(script, scripts)):
-        place, code = path.relative_to(scripts).as_posix(), _read_module(path).sha256
+        place, (code, _) = path.relative_to(scripts).as_posix(), _read_module(path)
         digest.update(f"{place}\n{code}\n".encode())
     parsed_modules.save()
     return digest.hexdigest()[:16]
@@ -87,11 +86,8 @@ def list_imports(path: Path, root: Path) -> set[Path]:
     return seen
 
 
-class _Module(NamedTuple):
-    """What counts in a module: the hash of its code, and the dotted names that it might import."""
-
-    sha256: str
-    imports: tuple[str, ...]
+# What counts in a module: the hash of its code, and the dotted names that it might import.
+Module = tuple[str, list[str]]
 
 
 class ParsedModules:
@@ -102,7 +98,7 @@ class ParsedModules:
 
     def __init__(self) -> None:
         self._file: Path | None = None
-        self._known: dict[str, Any] = {}
+        self._known: dict[str, Module] = {}
         self._is_saved = True
 
     def keep_in(self, file: Path) -> None:
@@ -111,14 +107,13 @@ class ParsedModules:
             # A truncated file is as good as none: everything is parsed again.
             self._known = {**json.loads(file.read_bytes()), **self._known}
 
-    def read(self, path: Path) -> _Module:
+    def read(self, path: Path) -> Module:
         source = path.read_bytes()
         key = hashlib.sha256(source).hexdigest()
         if key not in self._known:
             self._known[key] = _parse(source)
             self._is_saved = False
-        sha256, imports = self._known[key]
-        return _Module(sha256, tuple(imports))
+        return self._known[key]
 
     def save(self) -> None:
         if self._file is not None and not self._is_saved:
@@ -134,11 +129,11 @@ parsed_modules = ParsedModules()
 
 
 @cache
-def _read_module(path: Path) -> _Module:
+def _read_module(path: Path) -> Module:
     return parsed_modules.read(path)
 
 
-def _parse(source: bytes) -> _Module:
+def _parse(source: bytes) -> Module:
     tree, names = ast.parse(source), set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -151,13 +146,14 @@ def _parse(source: bytes) -> _Module:
         elif isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
     # Only ours: other packages are pinned in envs/.
-    ours = tuple(sorted(name for name in names if name.split(".")[0] == PACKAGE))
-    return _Module(sha256_text(ast.dump(tree)), ours)
+    ours = sorted(name for name in names if name.split(".")[0] == PACKAGE)
+    return sha256_text(ast.dump(tree)), ours
 
 
 @cache
 def _imported(path: Path, root: Path) -> list[Path]:
-    return [p for name in _read_module(path).imports for p in _module_paths(name, root)]
+    _, names = _read_module(path)
+    return [p for name in names for p in _module_paths(name, root)]
 
 
 @cache
