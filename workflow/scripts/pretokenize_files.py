@@ -11,7 +11,7 @@ labels) and OUTPUT/packing.json with counts and lengths. See docs/tokens.md.
 import os
 from pathlib import Path
 
-from expertflow.config.plain_rows import PackRequest, describe_rows, make_rows
+from expertflow.config.plain_rows import describe_rows, make_rows
 from expertflow.core import cli
 
 TEMPLATES = ("prompt", "completion", "text", "messages")
@@ -37,15 +37,16 @@ def main() -> None:
     if args.cores < 1:
         # Snakemake would wait for a core forever.
         parser.error("--cores must be at least 1")
-    request = PackRequest(
-        files=args.input,
+    record = make_rows(
+        args.input,
+        args.output,
         tokenizer=args.tokenizer,
         templates=given or {"text": "{text}"},
-        sequence_length_tokens=args.length,
+        length=args.length,
         packing=args.packing,
         n_cores=args.cores,
     )
-    for line in describe_rows(make_rows(request, args.output)):
+    for line in describe_rows(record):
         print(line)
 
 

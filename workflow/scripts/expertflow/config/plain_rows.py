@@ -13,7 +13,7 @@ from expertflow.core.errors import ConfigError, DataError
 from expertflow.core.files import canonical_json, hold_partial
 from expertflow.core.format import percent
 from expertflow.core.process import run_stoppable
-from expertflow.core.records import Record, read_record
+from expertflow.core.records import read_record
 from expertflow.core.settings import name_of
 from expertflow.plan.settings import TrainingSection
 from expertflow.tokens.records import PackingRecord
@@ -37,23 +37,21 @@ OF_THE_FOLDER = re.compile(
 REJECTED = "*.rejected.jsonl"
 
 
-class PackRequest(Record, frozen=True, kw_only=True):
-    """Files (a path or a glob), the tokenizer's folder, and how rows are made from them.
-
-    ``templates`` are keys of a source: prompt and completion, text, or messages. A null length
-    takes the shortest rows that cut no document.
-    """
-
-    files: str
-    tokenizer: Path
-    templates: dict[str, str]
-    sequence_length_tokens: int | None
-    packing: str
-    n_cores: int
-
-
-def make_rows(request: PackRequest, output: Path) -> PackingRecord:
+def make_rows(
+    files: str,
+    output: Path,
+    *,
+    tokenizer: Path,
+    templates: dict[str, str],
+    length: int | None,
+    packing: str,
+    n_cores: int,
+) -> PackingRecord:
     """Write ``output`` with train, held_out and packing.json, completely or not at all.
+
+    ``files`` is a path or a glob, ``tokenizer`` a folder; ``templates`` are keys of a source:
+    prompt and completion, text, or messages. A null length takes the shortest rows that cut no
+    document.
 
     Raises:
         ConfigError: the output exists, or the tokenizer does not.
@@ -62,19 +60,32 @@ def make_rows(request: PackRequest, output: Path) -> PackingRecord:
     """
     if output.exists():
         raise ConfigError(f"{output} already exists; choose another folder, or delete it")
-    if not (request.tokenizer / "tokenizer.json").is_file():
-        raise ConfigError(
-            f"{request.tokenizer}: contains no tokenizer.json; use a tokenizer's folder"
-        )
+    if not (tokenizer / "tokenizer.json").is_file():
+        raise ConfigError(f"{tokenizer}: contains no tokenizer.json; use a tokenizer's folder")
     output.parent.mkdir(parents=True, exist_ok=True)
     # The next run does not remove it while any process of this one lives.
     with hold_partial(output) as (folder, lock):
         (folder / "config" / "experts").mkdir(parents=True)
         # Its own configuration: the user's experts and settings do not apply.
         (folder / "config" / "config.yaml").write_text(canonical_json({"experts": {EXPERT: {}}}))
-        manifest = folder / "config" / "experts" / f"{EXPERT}.json"
-        manifest.write_text(canonical_json(_manifest(request)))
-        _run(request, folder, lock, output)
+        manifest = {
+            "description": "Rows of plain files.",
+            "model": "builtin:tiny-qwen3",
+            "builtin": LEAST,
+            "tokenizer": str(tokenizer.absolute()),
+            "sources": [
+                {"name": "files", "kind": "local", "path": str(Path(files).absolute()), **templates}
+            ],
+            "training": {
+                name_of(TrainingSection.method): "full",
+                name_of(TrainingSection.packing): packing,
+                name_of(TrainingSection.max_seq_length): "auto" if length is None else length,
+            },
+            "evaluation": {"task": "held_out_loss"},
+        }
+        place = folder / "config" / "experts" / f"{EXPERT}.json"
+        place.write_text(canonical_json(manifest))
+        _run(folder, lock, output, n_cores=n_cores)
         results = folder / "results" / EXPERT
         # Snakemake's marker, in a folder that is no longer a rule's output.
         (results / "packed" / ".snakemake_timestamp").unlink(missing_ok=True)
@@ -99,27 +110,9 @@ def describe_rows(record: PackingRecord) -> Iterator[str]:
     yield record.suggestion.reason
 
 
-def _manifest(request: PackRequest) -> dict[str, object]:
-    source = {"name": "files", "kind": "local", "path": str(Path(request.files).absolute())}
-    length = request.sequence_length_tokens
-    return {
-        "description": "Rows of plain files.",
-        "model": "builtin:tiny-qwen3",
-        "builtin": LEAST,
-        "tokenizer": str(request.tokenizer.absolute()),
-        "sources": [{**source, **request.templates}],
-        "training": {
-            name_of(TrainingSection.method): "full",
-            name_of(TrainingSection.packing): request.packing,
-            name_of(TrainingSection.max_seq_length): "auto" if length is None else length,
-        },
-        "evaluation": {"task": "held_out_loss"},
-    }
-
-
-def _run(request: PackRequest, folder: Path, lock: IO[str], output: Path) -> None:
+def _run(folder: Path, lock: IO[str], output: Path, *, n_cores: int) -> None:
     where = ["--snakefile", str(SNAKEFILE), "--directory", str(folder)]
-    what = ["--cores", str(request.n_cores), f"results/{EXPERT}/packing.json"]
+    what = ["--cores", str(n_cores), f"results/{EXPERT}/packing.json"]
     done = run_stoppable(
         [sys.executable, "-m", "snakemake", *where, *what], keep_open=[lock.fileno()]
     )
