@@ -15,7 +15,7 @@ from expertflow.chain import expand_path, stages_before
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json, sha256_file, sha256_text, sidecar_of
 from expertflow.core.records import REPAIR, read_part, read_record, seal, to_json
-from expertflow.core.sidecars import Sidecar, check_inputs, check_unmoved
+from expertflow.core.sidecars import TIMESTAMP, Sidecar, check_inputs, check_unmoved
 from expertflow.data.records import ExpertLock
 from expertflow.rental.bundle import records
 from expertflow.rental.bundle.records import BundleIndex, BundleSpec, OpenedBundle
@@ -85,11 +85,11 @@ def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
 
 
 def _folder_items(folder: Path) -> Items:
-    files = [p for p in folder.rglob("*") if p.is_file() and p.name != records.TIMESTAMP]
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != TIMESTAMP]
     if not files:
         raise DataError(f"{folder}: is empty; delete its record and run again")
     # Snakemake keeps a folder's timestamp in this file; opening the bundle sets it.
-    return {file.as_posix(): file for file in files} | {f"{folder}/{records.TIMESTAMP}": b""}
+    return {file.as_posix(): file for file in files} | {f"{folder}/{TIMESTAMP}": b""}
 
 
 def _user_items(spec: BundleSpec) -> Items:
@@ -111,7 +111,7 @@ def _user_items(spec: BundleSpec) -> Items:
             continue
         items |= _folder_items(path) if path.is_dir() else {path.as_posix(): path}
         source = path.relative_to(results).parts[2]
-        items[f"{results}/sources/generated/{source}/{records.TIMESTAMP}"] = b""
+        items[f"{results}/sources/generated/{source}/{TIMESTAMP}"] = b""
     return items
 
 
@@ -126,7 +126,7 @@ def _model_items(results: Path, model: ModelRecord, *, with_weights: bool) -> It
     items: Items = {f"{target}/{path.relative_to(folder).as_posix()}": path for path in wanted}
     # The record has this machine's path; on the other machine, the model is in results/.
     moved = _json_text(to_json(replace(model, path=str(target))))
-    items |= {f"{target}/{records.TIMESTAMP}": b"", record.as_posix(): moved}
+    items |= {f"{target}/{TIMESTAMP}": b"", record.as_posix(): moved}
     own = hashlib.sha256(moved).hexdigest()
     note = sidecar_of(record)
     known = read_record(Sidecar, note).files if note.is_file() else {}

@@ -17,8 +17,6 @@ FORMAT = 2
 # In results/{expert}/ of an opened bundle: what it contained besides the results.
 CARRIED = ".bundle"
 OPENED = f"{CARRIED}/opened.json"
-# The file in which Snakemake keeps the timestamp of a rule's output folder.
-TIMESTAMP = ".snakemake_timestamp"
 # In an outcome: the folders made after the plan.
 FOLDERS = {
     path.rstrip("/")

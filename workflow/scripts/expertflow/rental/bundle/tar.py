@@ -16,6 +16,7 @@ from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
 from expertflow.core.files import CHUNK_BYTES, canonical_json, replacing, sha256_text
 from expertflow.core.records import from_json, to_json
+from expertflow.core.strict_json import count_levels
 from expertflow.rental.bundle.records import FORMAT, INDEX, BundleIndex, Member
 
 BLOCK = tarfile.BLOCKSIZE
@@ -86,7 +87,7 @@ def parse_json(text: bytes, where: str) -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: is damaged ({error}); {AGAIN}") from error
-    if not _is_shallow(value, MAX_LEVELS):
+    if count_levels(value) >= MAX_LEVELS:
         raise DataError(f"{where}: is nested deeper than {MAX_LEVELS} levels; {AGAIN}")
     return value
 
@@ -174,11 +175,6 @@ def _read_index(stream: BinaryIO, path: Path) -> BundleIndex:
     index: BundleIndex = from_json(BundleIndex, value, where=where)
     _check_names(index, path)
     return index
-
-
-def _is_shallow(value: Any, n_levels: int) -> bool:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return n_levels > 0 and all(_is_shallow(each, n_levels - 1) for each in inside)
 
 
 def _check_names(index: BundleIndex, path: Path) -> None:

@@ -14,6 +14,7 @@ from expertflow.core.errors import ConfigError, DataError, HardwareError, Traini
 from expertflow.core.files import partial_beside, remove, sha256_file, sync, sync_directory
 from expertflow.core.locks import EXPERT_LOCKS, read_holder, sign_lock, try_lock
 from expertflow.core.records import read_record, write_record
+from expertflow.core.sidecars import TIMESTAMP
 from expertflow.rental.bundle import records
 from expertflow.rental.bundle.records import BundleIndex, Member, OpenedBundle
 from expertflow.rental.bundle.tar import read_bundle
@@ -201,9 +202,7 @@ def _undone_on_failure(path: Path) -> Iterator[None]:
 def _refuse_others(index: BundleIndex, directory: Path) -> None:
     for member in index.members:
         path, name = directory / member.name, member.name.split("/", 2)[2]
-        is_free = name.startswith((*OWN_PLACES, records.CARRIED)) or name.endswith(
-            records.TIMESTAMP
-        )
+        is_free = name.startswith((*OWN_PLACES, records.CARRIED)) or name.endswith(TIMESTAMP)
         is_kept = member.name in index.brought and name not in DECISIVE
         if not (is_free or is_kept or not path.exists() or _is_same(path, member)):
             raise ConfigError(
