@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -32,8 +31,6 @@ from expertflow.core.format import show_hidden
 from expertflow.core.progress import break_silence
 from expertflow.core.records import from_json, read_record, write_record
 from expertflow.core.sidecars import check_inputs, check_unmoved, write_sidecar
-
-T = TypeVar("T")
 
 
 def run_stage(
@@ -91,7 +88,11 @@ def _parse_stage(function: Callable[..., Any]) -> argparse.Namespace:
         )
     args = parser.parse_args()
     args.spec_text = args.spec
-    args.spec = spec_from_text(hints.get("spec", Any), args.spec)
+    try:
+        value = json.loads(args.spec)
+    except ValueError as error:
+        raise ConfigError(f"--spec is not JSON ({error}): {args.spec:.60}") from error
+    args.spec = from_json(hints.get("spec", Any), value, where="spec")
     given = (getattr(args, name) for name in kinds)
     files = [one for value in given for one in (value if isinstance(value, list) else [value])]
     paths = [file for file in files if isinstance(file, Path)]
@@ -141,18 +142,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     )
 
 
-class _Without(MetaPathFinder):
-    def __init__(self, package: str) -> None:
-        self.package = package
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == self.package:
-            raise ModuleNotFoundError(f"{fullname} is not used in this job", name=fullname)
-
-
 def without_pandas() -> None:
     """Stop pyarrow from importing pandas with its first array: 0.25 s and 50 MB for nothing."""
-    sys.meta_path.insert(0, _Without("pandas"))
+    # To Python, a module that cannot be imported.
+    sys.modules["pandas"] = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -171,15 +164,6 @@ def heavy_imports() -> Iterator[None]:
         gc.freeze()
         gc.enable()
         signal.signal(signal.SIGINT, handler)
-
-
-def spec_from_text(cls: type[T], text: str) -> T:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--spec is not JSON ({error}): {text:.60}") from error
-    result: T = from_json(cls, value, where="spec")
-    return result
 
 
 def run(
