@@ -61,7 +61,7 @@ def test_fp16_is_priced_at_the_fp16_peak() -> None:
     small = plan(card("RTX 2060"), seq(512))
     assert small.precision == "fp16"
     assert small.cost.mfu_fraction is not None and small.cost.predicted_hours is not None
-    rate = small.model_flops / small.cost.predicted_hours / 3600
+    rate = small.flops_per_token_model * small.predicted_tokens / small.cost.predicted_hours / 3600
     assert small.cost.mfu_fraction == pytest.approx(rate / 25.8e12)
     # There is no published run on such a card.
     assert "a similar one" in small.cost.reason

@@ -13,7 +13,7 @@ from pathlib import Path
 from expertflow.config.other_trainers import translate, write_manifest
 from expertflow.core import cli
 from expertflow.core.errors import ConfigError
-from expertflow.core.files import replacing
+from expertflow.core.files import write_text
 
 
 def main() -> None:
@@ -28,9 +28,7 @@ def main() -> None:
         return
     if args.output.exists():
         raise ConfigError(f"{args.output}: already exists; remove it, or choose another file")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(args.output) as partial:
-        partial.write_text(text, encoding="utf-8")
+    write_text(args.output, text)
     print(
         f"{len(result.mapped)} keys mapped, {len(result.explained)} left out with a reason,"
         f" {len(result.unknown)} unknown: {args.output}",

@@ -86,8 +86,12 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     set_environment(SCRIPTS, main=main)
     if main:
         run_lock.sign_jobs()
-        if not looks:
-            refuse_unlimited_gpus(limit)
+        # To Snakemake, a resource that is undeclared, or 0, is unlimited.
+        if not looks and not limit:
+            fail(
+                "resource gpu is not limited, so any number of trainings could start at once; add"
+                " --resources gpu=1, or use the profiles next to the Snakefile"
+            )
         note_missing_table(run.output_settings, basedir)
         _attached.append(wf)
     return wf
@@ -192,18 +196,6 @@ def only_looks(arguments: Sequence[str], *, dryrun: bool) -> bool:
     # --touch=x or --touch: the part before the sign decides.
     options = {argument.partition("=")[0] for argument in arguments}
     return dryrun or bool(options & LOOKS and "--report-after-run" not in options)
-
-
-def refuse_unlimited_gpus(limit: int | None) -> None:
-    """End the run if nothing limits how many trainings run at once.
-
-    To Snakemake, a resource that is undeclared, or 0, is unlimited.
-    """
-    if not limit:
-        fail(
-            "resource gpu is not limited, so any number of trainings could start at once; add"
-            " --resources gpu=1, or use the profiles next to the Snakefile"
-        )
 
 
 def note_missing_table(settings: Any, basedir: Path) -> None:

@@ -80,16 +80,15 @@ def find_problems(folder: Path) -> tuple[list[Problem], str]:
     # Sidecars name files relative to the folder of results/ and state/.
     os.chdir(folder)
     checks = list_checks()
+    n_bytes = sum(check.n_bytes for check in checks)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=sum(check.n_bytes for check in checks))
+        task = bar.add_task("reading", total=n_bytes)
         problems = []
         for check in checks:
-            n_bytes = check.n_bytes
             if (problem := check.find()) is not None:
                 problems.append(problem)
-            bar.advance(task, n_bytes)
-    n_bytes = sum(check.n_bytes for check in checks)
+            bar.advance(task, check.n_bytes)
     kinds = Counter(problem.kind for problem in problems)
     counts = [f"{kinds[kind]} {kind}" for kind in ("damaged", "missing", "unknown") if kinds[kind]]
     return problems, f"{len(checks)} files read, {gb(n_bytes, 3)}: {', '.join(counts) or 'intact'}"

@@ -80,7 +80,8 @@ def translate(path: Path) -> Translation:
         else:
             _translate_key(key, value, result)
     if "model" not in manifest:
-        raise ConfigError(f"{path}: names no model; add one of {', '.join(_names_of('model'))}")
+        names = [key for key, ours in read_table()["ours"].items() if ours == "model"]
+        raise ConfigError(f"{path}: names no model; add one of {', '.join(names)}")
     manifest["model"] = linux_path(manifest["model"])
     _set(manifest, f"{TRAINING}.{name_of(TrainingSection.method)}", _method(found))
     if "dora" in (found.get("adapter"), found.get("adapter_type")):
@@ -345,10 +346,6 @@ def _set(manifest: Settings, target: str, value: Any) -> None:
     for name in above:
         manifest = manifest.setdefault(name, {})
     manifest[last] = value
-
-
-def _names_of(target: str) -> list[str]:
-    return [key for key, ours in read_table()["ours"].items() if ours == target]
 
 
 def _method(found: Settings) -> str:

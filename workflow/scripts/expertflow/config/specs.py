@@ -16,7 +16,6 @@ from expertflow.config.code_digest import GENERATOR, rule_digest
 from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.hardware_tables import calibration_spec, tuning_spec
 from expertflow.config.load import training_overrides
-from expertflow.core.errors import ConfigError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record, from_json, to_json
 from expertflow.data.settings import (
@@ -82,14 +81,7 @@ def find_datasets(expert: ConfiguredExpert, _: Any) -> dict[str, object]:
 
 def prepare_shard(expert: ConfiguredExpert, wildcards: Any) -> PrepareSpec:
     data, content = expert.settings["data"], expert.hash_content(expert.benchmarks)
-    near, benchmarks = data["near_duplicates"], []
-    for benchmark in data["benchmarks"]:
-        # Content is listed under the normalized path.
-        if (sha256 := content.get(str(Path(benchmark["path"])))) is None:
-            raise ConfigError(
-                f"data.benchmarks names {benchmark['path']}, which does not exist; correct the path"
-            )
-        benchmarks.append({**benchmark, "sha256": sha256})
+    near = data["near_duplicates"]
     return _fill(
         PrepareSpec,
         data,
@@ -104,7 +96,8 @@ def prepare_shard(expert: ConfiguredExpert, wildcards: Any) -> PrepareSpec:
         ),
         evaluation_fields=sorted(set(expert.settings["evaluation"]["fields"].values())),
         near=near and {name: near[name] for name in SignatureSpec.__struct_fields__},
-        benchmarks=benchmarks,
+        # Content is listed under the normalized path.
+        benchmarks=[{**b, "sha256": content[str(Path(b["path"]))]} for b in data["benchmarks"]],
     )
 
 

@@ -33,12 +33,11 @@ def run_stoppable(
     """
     with record_signals() as received:
         try:
-            done = run_until(
+            return run_until(
                 command, lambda: bool(received), keep_open=keep_open, patience_s=patience_s
             )
         except CommandStopped:
             raise SystemExit(128 + received[0]) from None
-    return done
 
 
 def run_until(

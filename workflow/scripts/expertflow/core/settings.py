@@ -7,6 +7,7 @@ needs a setting's name as text asks the field: ``name_of(Training.learning_rate)
 """
 
 from collections.abc import Iterator
+from functools import partial
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -90,9 +91,8 @@ def Setting(  # noqa: N802 (reads as the name of what it declares)
     return msgspec.Meta(description=text, extra=extra)
 
 
-def Reported(text: str, affects: tuple[Affected, ...], **more: Any) -> msgspec.Meta:  # noqa: N802
-    """Declare a setting that is a key of ``training_parameters`` in report.json."""
-    return Setting(text, affects, reported=True, **more)
+# Declares a setting that is a key of ``training_parameters`` in report.json.
+Reported = partial(Setting, reported=True)
 
 
 def name_of(field: Any) -> str:
@@ -107,12 +107,10 @@ def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
     hints = get_type_hints(cls, include_extras=True)
     defaults = {field.encode_name: field for field in fields(cls)}
     for name, hint in hints.items():
-        if name not in defaults or not (meta := _meta(hint)):
+        if (meta := _meta(hint)) is None:
             continue
         field, extra = defaults[name], meta.extra or {}
         default = field.default
-        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
-            default = field.default_factory()
         kind, nullable = _without_null(get_args(hint)[0])
         neutral = extra["neutral"]
         yield SettingInfo(
@@ -149,10 +147,8 @@ def neutralize(spec: Spec, *, length: bool = False) -> Spec:
 
 
 def _meta(hint: Any) -> msgspec.Meta | None:
-    if get_origin(hint) is not Annotated:
-        return None
-    found = [part for part in get_args(hint)[1:] if isinstance(part, msgspec.Meta) and part.extra]
-    return found[0] if found else None
+    parts = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((part for part in parts if isinstance(part, msgspec.Meta) and part.extra), None)
 
 
 def _without_null(kind: Any) -> tuple[Any, bool]:

@@ -29,10 +29,7 @@ Stamp = tuple[int, int, int]
 
 
 class Sidecar(Record, frozen=True, kw_only=True):
-    """``files`` are hashes by path, relative to the sidecar's folder or, elsewhere, absolute.
-
-    Sidecars that an earlier version wrote have neither flags nor time.
-    """
+    """``files`` are hashes by path, relative to the sidecar's folder or, elsewhere, absolute."""
 
     rule: str
     output: str
@@ -132,7 +129,7 @@ def _flags() -> list[str]:
 def was_there_before(path: Path, made: Sidecar) -> bool:
     """Return whether a file matches its sidecar, and that is no newer than another one."""
     named = _recorded(path).get(path)
-    if named is None or not made.written_s:
+    if named is None:
         return False
     sha256, record = named
     is_newer = read_record(Sidecar, sidecar_of(record)).written_s > made.written_s

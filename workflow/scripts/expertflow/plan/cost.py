@@ -136,7 +136,8 @@ def plan_cost(
     peak = peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32)
     if peak is not None and step_hours is not None:
         # For the steps alone, without saves, evaluations or startup; over all cards, as the tokens.
-        mfu = plan.model_flops / (step_hours * 3600 * (peak * plan.world_size))
+        flops = plan.flops_per_token_model * plan.predicted_tokens
+        mfu = flops / (step_hours * 3600 * (peak * plan.world_size))
     price = price_of_plan(draft.spec, plan.gpu)
     return CostPlan(
         mfu_fraction=mfu,

@@ -350,7 +350,3 @@ class TrainPlan(Training, frozen=True, kw_only=True):
     claims: tuple[ClaimCheck, ...] = ()
     next_micro_batch_peak_bytes: int | None = None
     without_checkpointing_peak_bytes: int | None = None
-
-    @property
-    def model_flops(self) -> float:
-        return self.flops_per_token_model * self.predicted_tokens
