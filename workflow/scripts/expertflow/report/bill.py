@@ -7,7 +7,6 @@ are the seconds of the timeline.
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,6 +24,7 @@ NO_CARD = "no card was used: the plan is for the CPU"
 # Jobs closer than this share of the timeline are drawn as one.
 LEAST_GAP_PERCENT = 0.3
 Jobs = Sequence[tuple[Attempt, ...]]
+Bar = tuple[float, float, str]  # left and width in percent, color
 
 
 def build_bill(inputs: ReportInputs) -> Measured[Bill]:
@@ -129,14 +129,8 @@ def _lost(inputs: ReportInputs, name: str, jobs: Jobs) -> LostAttempts:
     return LostAttempts(what=what, attempts=len(failed), wall_s=lost_s, usd=usd)
 
 
-class BillRow(NamedTuple):
-    """A stage on the page: where its jobs ran, as (left, width, color) in percent."""
-
-    stage: StageBill
-    bars: list[tuple[float, float, str]]
-
-
-def draw_bill(bill: Bill, inputs: ReportInputs) -> list[BillRow]:
+def draw_bill(bill: Bill, inputs: ReportInputs) -> list[tuple[StageBill, list[Bar]]]:
+    """Return each stage with the bars of its jobs."""
     everything = (attempt for found in inputs.attempts.values() for job in found for attempt in job)
     lines, rows = join_intervals(map(interval, everything), PAUSE_S), []
     per_s = 100 / bill.machine.wall_s
@@ -156,7 +150,7 @@ def draw_bill(bill: Bill, inputs: ReportInputs) -> list[BillRow]:
             # Hundreds of shards would be hundreds of one-pixel bars.
             joined = join_intervals(map(interval, attempts), LEAST_GAP_PERCENT / per_s)
             bars += [(place(a), place(b) - place(a), color) for a, b in joined]
-        rows.append(BillRow(stage, bars))
+        rows.append((stage, bars))
     return rows
 
 

@@ -125,12 +125,10 @@ def chain_rows(chain: tuple[ChainLink, ...]) -> tuple[ChainRow, ...]:
             box = ChainBox(label, found[:N_RECORDS], max(0, len(found) - N_RECORDS))
             columns[STAGES[names[0]].side].append(box)
     left, right, trunk = columns.values()
-    placed: list[tuple[ChainBox | None, ...]] = [(box,) for box in (*left, *right, *trunk)]
-    if left and right:  # side by side, both connected to packing below
-        height = max(len(left), len(right))
-        # Left a, b and right c -> rows (a, -), (b, c): the shorter column ends at packing, too.
-        sides = ([*[None] * (height - len(boxes)), *boxes] for boxes in (left, right))
-        placed = [*zip(*sides, strict=True), *((box,) for box in trunk)]
+    height = max(len(left), len(right))
+    # Left a, b and right c -> rows (a, -), (b, c): both columns end at packing below.
+    sides = ([*[None] * (height - len(boxes)), *boxes] for boxes in (left, right))
+    placed = [*zip(*sides, strict=True), *((box,) for box in trunk)]
     # Each row with the one above it; the last has none below.
     above = [(), *placed]
     return tuple(ChainRow(b, _link(a, b)) for a, b in zip(above, placed, strict=False))

@@ -28,18 +28,6 @@ class Node(Struct, frozen=True):
         return f"(:{self.label} {{name, {self.text.name}, {self.number.name}}})"
 
 
-class Graph(Struct, frozen=True):
-    source: Node
-    relation: str
-    verb: str
-    target: Node
-
-    @property
-    def schema(self) -> str:
-        relation = f"(:{self.source.label})-[:{self.relation}]->(:{self.target.label})"
-        return f"{self.source.pattern}; {self.target.pattern}; {relation}"
-
-
 def _node(label: str, nouns: str, properties: str) -> Node:
     return Node(label, nouns, *generator.parse_properties(properties))
 
@@ -54,25 +42,28 @@ _COURSE = _node("Course", "courses", "level = basic, middle, expert; credits = 1
 _DISH = _node("Dish", "dishes", "kitchen = Greek, Indian, Thai; price = 1 to 9 by 1")
 _CITY = _node("City", "cities", "region = north, south, east, west; districts = 1 to 9 by 1")
 
+# A node, its relation to another, the verb for it, and the other.
 GRAPHS = (
-    Graph(_PERSON, "WORKS_AT", "work at", _COMPANY),
-    Graph(_PERSON, "ACTED_IN", "acted in", _MOVIE),
-    Graph(_PERSON, "WROTE", "wrote", _BOOK),
-    Graph(_PERSON, "MEMBER_OF", "are members of", _CLUB),
-    Graph(_PERSON, "ENROLLED_IN", "are enrolled in", _COURSE),
-    Graph(_PERSON, "COOKED", "cooked", _DISH),
-    Graph(_COMPANY, "LOCATED_IN", "are located in", _CITY),
-    Graph(_CLUB, "MEETS_IN", "meet in", _CITY),
+    (_PERSON, "WORKS_AT", "work at", _COMPANY),
+    (_PERSON, "ACTED_IN", "acted in", _MOVIE),
+    (_PERSON, "WROTE", "wrote", _BOOK),
+    (_PERSON, "MEMBER_OF", "are members of", _CLUB),
+    (_PERSON, "ENROLLED_IN", "are enrolled in", _COURSE),
+    (_PERSON, "COOKED", "cooked", _DISH),
+    (_COMPANY, "LOCATED_IN", "are located in", _CITY),
+    (_CLUB, "MEETS_IN", "meet in", _CITY),
 )
 
 
 def make_record(rng: Random) -> Fields:
-    graph = rng.choice(GRAPHS)
+    source, relation, verb, target = rng.choice(GRAPHS)
+    path = f"(:{source.label})-[:{relation}]->(:{target.label})"
     if rng.random() < 0.4:
-        question, cypher = _ask_nodes(rng, rng.choice((graph.source, graph.target)))
+        question, cypher = _ask_nodes(rng, rng.choice((source, target)))
     else:
-        question, cypher = _ask_path(rng, graph)
-    return {"question": question, "schema": graph.schema, "cypher": cypher}
+        question, cypher = _ask_path(rng, source, relation, verb, target)
+    schema = f"{source.pattern}; {target.pattern}; {path}"
+    return {"question": question, "schema": schema, "cypher": cypher}
 
 
 def _condition(rng: Random, node: Node, variable: str) -> tuple[str, str]:
@@ -107,11 +98,12 @@ def _ask_nodes(rng: Random, node: Node) -> tuple[str, str]:
     return question, f"{match} RETURN n.{asked}"
 
 
-def _ask_path(rng: Random, graph: Graph) -> tuple[str, str]:
-    source, target = graph.source, graph.target
-    path = f"MATCH (a:{source.label})-[:{graph.relation}]->(b:{target.label})"
+def _ask_path(
+    rng: Random, source: Node, relation: str, verb: str, target: Node
+) -> tuple[str, str]:
+    path = f"MATCH (a:{source.label})-[:{relation}]->(b:{target.label})"
     words, where = _condition(rng, target, "b")
-    clause = f"{graph.verb} {target.nouns} with {words}"
+    clause = f"{verb} {target.nouns} with {words}"
     kind = rng.random()
     if kind < 0.25:
         question = f"How many {source.nouns} {clause}?"
