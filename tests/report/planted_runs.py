@@ -281,8 +281,6 @@ RUNS = (
             {"training": {"micro_batch_size": 32, "n_accumulation_steps": 1}}), "few-steps",
             "fewer rows per step (batch_size)", run=DEMO),
     Planted("long warm-up", {"plan": {"n_warmup_steps": 600}}, "few-steps", "warmup_ratio"),
-    Planted("rows for longer documents", {"packing": {**UNPACKED, "sequence_length_tokens": 2_048},
-            "plan": {"sequence_length_tokens": 2_048}}, "rows-too-long", "max_seq_length to 1,591"),
     # Time.
     Planted("slow loader", spent(data_wait_s=0.3), "data-wait", "compare 2, 4 and 8"),
     Planted("slow disk", together(spent(data_wait_s=0.3), staged("rows", **IN_PLACE)),

@@ -12,7 +12,7 @@ from expertflow.report.records import Report
 from expertflow.report.sheet import render
 
 # Incremented when a key of a row changes its meaning.
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 COLORS = {BETTER: "good", WORSE: "bad", NO_CHANGE: "mixed"}
 IndexRow = dict[str, Any]
 
@@ -20,13 +20,11 @@ IndexRow = dict[str, Any]
 def index_row(report: Report) -> IndexRow:
     """Return an expert's facts; only figures that a reader would miss have their reasons."""
     run, model, evaluation = report.run, report.model, report.evaluation
-    before, after, delta = evaluation.before, evaluation.after, evaluation.delta
+    before, after = evaluation.before, evaluation.after
     best, earlier = best_baseline(evaluation), evaluation.earlier
     wall = next(row for row in report.plan_against_actual if row.quantity == "Wall time")
     return {
         "expert": run.expert,
-        "run_id": run.id,
-        "description": run.description,
         "preset": run.preset,
         "simulated": run.simulated,
         "model": model.name,
@@ -39,23 +37,17 @@ def index_row(report: Report) -> IndexRow:
         "before_ci95": before.ci95 or None,
         "after_fraction": after.value_fraction,
         "after_ci95": after.ci95 or None,
-        "delta_fraction": delta.value_fraction,
-        "delta_ci95": delta.ci95 or None,
         "change": deciding_change(evaluation),
         "best_baseline": best
         and {key: getattr(best, key) for key in ("name", "value_fraction", "ci95", "change")},
         "earlier_change": (earlier.change or None) if earlier else None,
-        "published_step": evaluation.published.step,
         "n_examples": after.n_examples if is_measured(after.n_examples) else None,
         "held_out_loss_before": before.held_out_loss,
         "held_out_loss_after": after.held_out_loss,
         "wall_s": report.time.wall_s,
         "useful_tokens_per_s": report.throughput.useful_tokens_per_s,
         "mfu_fraction": report.throughput.mfu_fraction,
-        "goodput_fraction": report.throughput.goodput_fraction,
         "usd": report.cost.billed_usd,
-        "planned_hours": wall.plan,
-        "planned_usd": report.plan.usd,
         "hours_difference_fraction": wall.difference_fraction,
         "n_findings": len(report.findings),
         "n_bars_failed": sum(bar.verdict == "fail" for bar in report.acceptance),

@@ -138,8 +138,6 @@ def hold(text: str) -> str:
 
 
 def plain(value: Any) -> str:
-    if value is None:
-        return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -10,7 +10,6 @@ LEFT_OUT_LIMIT = 1 / 3
 CHOSEN = ("over_source_cap", "over_category_cap", "below_weight", "over_max_documents")
 PADDING_LIMIT, CUT_LIMIT = 0.10, 0.05
 MANY_ROWS = 10  # with fewer, the last one's unused part is a notable share
-LONG_FACTOR = 1.25
 ACCUMULATION = "gradient_accumulation_steps"
 MIN_GOOD_STEPS, WARMUP_LIMIT = 50, 0.20
 
@@ -120,19 +119,4 @@ def find_small_data(report: Report) -> Findings:
             threshold="at least one step's rows",
             origin="definition of a batch",
             recommendation=f"use more data, or fewer rows per step (batch_size, {ACCUMULATION})",
-        )
-
-
-def find_long_rows(report: Report) -> Findings:
-    data = report.data
-    length, longest = data.seq_len, data.length_histogram.max
-    if data.packing == "none" and length > LONG_FACTOR * longest:
-        yield make_finding(
-            "rows-too-long",
-            worth="padding beyond a batch's longest row is cut off before computing",
-            severity="info",
-            evidence=f"rows have {length:,} tokens, the longest document {longest:,}",
-            threshold=f"at most {LONG_FACTOR} times the longest document, if rows are not packed",
-            recommendation=f"set max_seq_length to {longest:,}: it fits every document, and the"
-            " plan then reserves less memory per row",
         )

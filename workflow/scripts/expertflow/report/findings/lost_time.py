@@ -1,7 +1,6 @@
 """Findings on parts of wall time that were lost to training."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from expertflow.report.findings import evidence as e
 from expertflow.report.findings.evidence import Findings, make_finding
@@ -10,15 +9,9 @@ from expertflow.report.profile import time_without_profile
 from expertflow.report.records import Report
 from expertflow.staging.records import NO_SCRATCH
 
-
-class LostTime(NamedTuple):
-    """Parts of wall time that should together stay below a share of it."""
-
-    code: str
-    parts: tuple[str, ...]
-    limit: float
-    what: str
-    recommend: Callable[[Report], str]
+# A finding's code, the parts of wall time that should together stay below a share of it, and how to
+# call them and reduce them.
+LostTime = tuple[str, tuple[str, ...], float, str, Callable[[Report], str]]
 
 
 def _advise_on_data(report: Report) -> str:
@@ -57,23 +50,21 @@ def _advise_on_start(report: Report) -> str:
     return advice
 
 
-LOST_TIMES = (
-    LostTime("data-wait", ("data_wait_s",), 0.05, "waiting for data", _advise_on_data),
-    LostTime("checkpoint-time", ("checkpoint_s",), 0.02, "saving checkpoints", _advise_on_saves),
-    LostTime(
-        "evaluation-time", ("eval_s",), 0.05, "evaluation during training", _advise_on_evaluation
-    ),
+LOST_TIMES: tuple[LostTime, ...] = (
+    ("data-wait", ("data_wait_s",), 0.05, "waiting for data", _advise_on_data),
+    ("checkpoint-time", ("checkpoint_s",), 0.02, "saving checkpoints", _advise_on_saves),
+    ("evaluation-time", ("eval_s",), 0.05, "evaluation during training", _advise_on_evaluation),
 )
-WHOLE_START = (
-    LostTime(
+WHOLE_START: tuple[LostTime, ...] = (
+    (
         "start-up", ("startup_s", "other_s"), 0.10, "startup and other work outside the steps",
         _advise_on_start,
     ),
 )  # fmt: skip
 # If a run was interrupted, the time that no stamp covers is mostly discarded work.
-BROKEN_START = (
-    LostTime("start-up", ("startup_s",), 0.10, "startup", _advise_on_start),
-    LostTime(
+BROKEN_START: tuple[LostTime, ...] = (
+    ("start-up", ("startup_s",), 0.10, "startup", _advise_on_start),
+    (
         "lost-work", ("other_s",), 0.05, "discarded work since the last checkpoint",
         lambda _: "save more often (save_every_minutes)",
     ),

@@ -98,9 +98,7 @@ def _ask_nodes(rng: Random, node: Node) -> tuple[str, str]:
     return question, f"{match} RETURN n.{asked}"
 
 
-def _ask_path(
-    rng: Random, source: Node, relation: str, verb: str, target: Node
-) -> tuple[str, str]:
+def _ask_path(rng: Random, source: Node, relation: str, verb: str, target: Node) -> tuple[str, str]:
     path = f"MATCH (a:{source.label})-[:{relation}]->(b:{target.label})"
     words, where = _condition(rng, target, "b")
     clause = f"{verb} {target.nouns} with {words}"

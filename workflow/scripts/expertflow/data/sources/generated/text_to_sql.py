@@ -62,9 +62,8 @@ def write_database(path: Path, *, seed: int) -> None:
     rng = Random(f"rows {seed}")
     with replacing(path) as partial:
         connection = sqlite3.connect(partial)
-        # SQLite's defaults vary by how it was built; the file's hash must not.
+        # SQLite's default varies by how it was built; the file's hash must not.
         connection.execute("PRAGMA page_size = 4096")
-        connection.execute("PRAGMA encoding = 'UTF-8'")
         for domain in DOMAINS:
             _fill(connection, domain.parent, n_rows=N_PARENT_ROWS, rng=rng)
             _fill(connection, domain.child, n_rows=N_CHILD_ROWS, rng=rng)
