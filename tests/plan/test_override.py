@@ -147,7 +147,6 @@ def record(**changes: Any) -> tuned.TuningRecord:
         "global_batch_sequences": 16, "best": BEST, "default": DEFAULT,
         "default_tokens_per_s": 1000.0, "best_tokens_per_s": 1310.0, "gain": 1.31,
         "gain_low": 1.28, "gain_high": 1.34, "trials": (trial(DEFAULT, 1000), trial(BEST, 1300)),
-        "search_s": 100.0, "was_cached": False,
     }  # fmt: skip
     return tuned.TuningRecord(**{**settings, **changes})
 

@@ -225,7 +225,6 @@ def test_best_and_default_alternate_at_the_end(job: Job) -> None:
     assert rows == [8, 16, 16, 8, 8, 16]
     assert made.gain == pytest.approx(2600 / 1800) and made.gain_low == pytest.approx(made.gain)
     assert (made.default_tokens_per_s, made.best_tokens_per_s) == (1800, 2600)
-    assert made.search_s == machine.now_s and not made.was_cached
 
 
 def test_without_time_for_pairs_the_default_stays(job: Job) -> None:
@@ -263,14 +262,16 @@ def test_one_of_several_processes_is_timed_and_an_uncertain_gain_is_a_tie(job: J
 def test_trials_are_reused_by_another_expert_of_the_kind(job: Job, tmp_path: Path) -> None:
     made, second = Machine().tune(job()), Machine()
     again = second.tune(job(expert="another"))
-    assert second.ran == [] and again.was_cached
+    assert second.ran == []
     assert (again.best, again.gain, again.trials) == (made.best, made.gain, made.trials)
     # Not for other code, or another global batch, or if the cache is damaged.
     more = plan_spec(**{**FREE, "gradient_accumulation_steps": 4})
     (kept,) = (tmp_path / "cache").glob("*.json")
     kept.write_text("{")
     for other in (job(code="d"), job(more), job()):
-        assert not Machine().tune(other).was_cached
+        third = Machine()
+        third.tune(other)
+        assert third.ran
 
 
 def test_out_of_memory_is_tried_again(job: Job, tmp_path: Path) -> None:
@@ -282,7 +283,7 @@ def test_out_of_memory_is_tried_again(job: Job, tmp_path: Path) -> None:
     assert tune(job(), full).best is None
     assert not (tmp_path / ".tuning").exists()
     again = Machine().tune(job())
-    assert again.best is not None and again.best.batch_size == 16 and not again.was_cached
+    assert again.best is not None and again.best.batch_size == 16
 
 
 def test_an_impossible_trial_does_not_end_the_search(job: Job, tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ For example:
 """
 
 import sys
-from typing import get_args
+from typing import Any
 
 from expertflow.config.validate import check
 from expertflow.core import cli
 from expertflow.core.records import from_json
 from expertflow.core.settings import json_schema, list_settings
 from expertflow.plan.claims import check_claims
-from expertflow.plan.records import Claim, Precision
+from expertflow.plan.records import Claim
 from expertflow.plan.show import claim_line
 
 
@@ -23,16 +23,14 @@ def main() -> None:
         name = claimed.name.removeprefix("n_")
         if name.endswith("_per_s"):
             name += "econd"
-        flag = f"--{name.replace('_', '-')}"
-        if claimed.kind in (int, float) or name == "duration":
-            parser.add_argument(flag, dest=claimed.name, type=claimed.kind, help=claimed.text)
-    parser.add_argument(
-        "--parts-hours", type=float, nargs="+", default=[], help="parts that add up to them"
-    )
-    parser.add_argument(
-        "--speedups", type=float, nargs="+", default=[], help="factors, except TF32's"
-    )
-    parser.add_argument("--precision", choices=get_args(Precision), help="TF32 only affects fp32")
+        more: dict[str, Any] = {"type": claimed.kind}
+        if "items" in claimed.plain_schema:
+            more = {"type": float, "nargs": "+", "default": []}
+        elif "enum" in claimed.plain_schema:
+            more = {"choices": claimed.plain_schema["enum"]}
+        if claimed.name not in ("text", "hardware"):
+            flag = f"--{name.replace('_', '-')}"
+            parser.add_argument(flag, dest=claimed.name, help=claimed.text, **more)
     figures = {"text": "by hand", **vars(parser.parse_args())}
     check(figures, json_schema(Claim), where="claim")
     checks = check_claims((from_json(Claim, figures, where="claim"),))

@@ -44,7 +44,6 @@ def main() -> None:
     opened = OpenedBundle(
         index=index,
         settings_here=hash_manifest(index.expert, places),
-        other_code=others,
         allow_own_code=args.allow_own_code,
         allow_judge=args.allow_judge,
     )

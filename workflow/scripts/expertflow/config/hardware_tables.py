@@ -120,19 +120,8 @@ def calibration_spec(spec: PlanSpec, *, length: bool = False) -> PlanSpec:
     """
     is_any = spec.hardware == "auto"
     cards = [row for row in spec.gpu_table if is_any or spec.hardware in _names(row)]
-    return replace(
-        neutralize(spec, length=length),
-        origins={},
-        gpu_table=tuple(cards),
-        prices={},
-        price_usd_per_hour=None,
-        price_as_of=None,
-        billing_minutes=None,
-        system=None,
-        claims=(),
-        compare=(),
-        may_drop_budgets=False,
-    )
+    settings = neutralize(fill_record(Training, spec), length=length)
+    return fill_record(PlanSpec, settings, hardware=spec.hardware, gpu_table=tuple(cards))
 
 
 def tuning_spec(spec: PlanSpec) -> PlanSpec:

@@ -254,10 +254,9 @@ class Workflow:
     def _artifacts(self, wildcards: Any) -> list[str]:
         expert = self._expert(wildcards)
         own, places = expert.own_artifacts, expert.artifacts
-        named = expert.settings["evaluation"]["artifacts"].items()
-        made = f"{expert.results}/sources/generated"
-        generated = (place for key, place in named if key not in own)
-        folders = [f"{made}/{place.split(':')[0]}" for place in generated]
+        generated = (place for key, place in places.items() if key not in own)
+        # results/{expert}/sources/generated/{source}/…
+        folders = [str(PurePath(*PurePath(place).parts[:5])) for place in generated]
         return [*folders, *(places[key] for key in own)]
 
     def ablation(self, wildcards: Any) -> list[str]:

@@ -65,8 +65,6 @@ class TuningRecord(Record, frozen=True, kw_only=True):
     gain_low: float | None
     gain_high: float | None
     trials: tuple[TuningTrial, ...]
-    search_s: float
-    was_cached: bool
 
     @property
     def rates(self) -> dict[TunedSettings, float]:

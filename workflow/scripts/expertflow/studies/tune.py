@@ -66,7 +66,7 @@ def tune(
     job: TuneJob, run_trial: RunTrial, *, clock: Callable[[], float] = time.perf_counter
 ) -> TuningRecord:
     """Search, then compare the best with the default in alternating runs."""
-    began_s = clock()
+    end_s = clock() + job.max_seconds
     draft = draft_plan(job)
     plan = plan_training(draft)
     _check(plan)
@@ -88,7 +88,7 @@ def tune(
             known=known,
         )
         search.explore()
-        judged = _judge(bench, search, search.best(), end_s=began_s + job.max_seconds)
+        judged = _judge(bench, search, search.best(), end_s=end_s)
     return fill_record(
         TuningRecord,
         plan,
@@ -98,8 +98,6 @@ def tune(
         model=model_type,
         default=search.space.default,
         trials=tuple(search.trials.values()),
-        search_s=clock() - began_s,
-        was_cached=any(trial is known.get(t) for t, trial in search.trials.items()),
     )
 
 

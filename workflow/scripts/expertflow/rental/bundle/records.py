@@ -95,12 +95,10 @@ class OpenedBundle(Record, frozen=True, kw_only=True):
     """The record of an opened bundle; the bundle counts as open while it exists.
 
     ``settings_here`` hashes this machine's manifest, which takes precedence once edited.
-    ``other_code`` are rules whose code differs here.
     """
 
     index: BundleIndex
     settings_here: str | None
-    other_code: tuple[str, ...] = ()
     allow_own_code: bool = False
     allow_judge: bool = False
 
