@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from expertflow.core import cli
+from expertflow.core.records import Record, fill_record
 from expertflow.data.records import ShardRecord
 from expertflow.evaluate.records import GenerationRecord, GenerationSpec
 from expertflow.hardware.card_locks import lock_cards
@@ -15,18 +16,21 @@ from expertflow.tokens.records import PackingRecord
 from expertflow.train.records import ModelRecord, TrainingRecord
 
 
-def main(
-    spec: GenerationSpec,
-    shards: list[ShardRecord],
-    plan: TrainPlan,
-    packing: PackingRecord,
-    model: ModelRecord,
-    training: TrainingRecord,
-    checkpoint: Path,
-    keep: Path,
-    rows: Path,
-    staging: StagingRecord,
-) -> GenerationRecord:
+class GenerationJob(Record, frozen=True, kw_only=True):
+    spec: GenerationSpec
+    shards: list[ShardRecord]
+    plan: TrainPlan
+    packing: PackingRecord
+    model: ModelRecord
+    training: TrainingRecord
+    checkpoint: Path
+    keep: Path
+    rows: Path
+    staging: StagingRecord
+
+
+def main(job: GenerationJob) -> GenerationRecord:
+    plan, model = job.plan, job.model
     if plan.gpu is not None:
         lock_cards(1)
     # They import torch, which takes seconds: --help and usage errors come first.
@@ -36,16 +40,10 @@ def main(
         from expertflow.train.model.load import load_for_scoring
 
     # Weights are read several times, and the machine that trained has a local copy.
-    with open_staged(staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
-        inputs = GenerationInputs(
-            spec=spec,
-            shards=shards,
-            keep=keep,
-            packing=packing,
-            training=training,
-            rows=rows,
-            checkpoint=checkpoint,
-            plan=plan,
+    with open_staged(job.staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
+        inputs = fill_record(
+            GenerationInputs,
+            job,
             tokenizer=Path(model.path),
             layout=model.tokenizer.layout,
             load=partial(load_for_scoring, model=model, plan=plan, weights=places.weights),
@@ -54,4 +52,4 @@ def main(
 
 
 if __name__ == "__main__":
-    cli.run_stage(main)
+    cli.run_stage(main, takes=GenerationJob)

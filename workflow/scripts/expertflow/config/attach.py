@@ -167,6 +167,7 @@ def _before_first_job(run: Any) -> None:
             "--keep-incomplete would record half-written outputs as complete; run without it:"
             " training resumes from state/ anyway"
         )
+    slurm_run = None
     if run.executor_plugin.name == "slurm":
         if shutil.which("sbatch") is None:
             fail(
@@ -174,12 +175,14 @@ def _before_first_job(run: Any) -> None:
                 " login node of the cluster, or leave the profile out"
             )
         _name_experts_of_groups(importlib.import_module("snakemake_executor_plugin_slurm"))
+        # The name of all jobs of this run; the plugin shows it nowhere else before it submits.
+        slurm_run = run.scheduler._executor.run_uuid
     if run.local_exec:
         # To limit its rate, Snakemake starts a timer each time it polls for jobs, and each timer
         # polls again: trainings waiting for one card would cost a fifth of a core.
         run.scheduler.job_rate_limiter = None
     ours = [job for job in run.dag.needrun_jobs() if stage_of(job)]
-    run_lock.hold_experts(ours, slurm_run=run_lock.slurm_run_name(run))
+    run_lock.hold_experts(ours, slurm_run=slurm_run)
 
 
 def stage_of(job: Any) -> str | None:

@@ -171,8 +171,7 @@ class ConfiguredExpert:
     @property
     def preset(self) -> str:
         """The preset of the settings; without a demo block always ``full``."""
-        preset: str = self.settings["preset"]
-        return preset
+        return str(self.settings["preset"])
 
     @cached_property
     def sources(self) -> dict[str, SourceSpec]:
@@ -299,8 +298,7 @@ class ConfiguredExpert:
     def training(self) -> TrainingSection:
         """The training settings; null stands for auto."""
         section = without_auto(self.settings["training"])
-        training: TrainingSection = from_json(TrainingSection, section, where="training")
-        return training
+        return from_json(TrainingSection, section, where="training")
 
     @property
     def tuning_files(self) -> list[str]:

@@ -31,7 +31,6 @@ WORDS = {
     "did not find expected ',' or": "a '[' or '{' that is not closed",
     "while scanning a quoted scalar": "a quote that is not closed",
     "found undefined alias": "an alias (*name) without its anchor (&name)",
-    "control characters are not allowed": "a control character; remove it",
 }
 
 

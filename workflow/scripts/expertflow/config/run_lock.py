@@ -131,15 +131,6 @@ def _is_run_of(pid: int, job: psutil.Process) -> bool:
         return False
 
 
-def slurm_run_name(workflow: Any) -> str | None:
-    """Return the name that the Slurm plugin gives all jobs of this run; null without it."""
-    if workflow.executor_plugin.name != "slurm":
-        return None
-    # The plugin shows this name nowhere else before it submits.
-    name: str = workflow.scheduler._executor.run_uuid
-    return name
-
-
 def _wait_for_slurm(names: Sequence[str]) -> None:
     # Slurm jobs outlive the Snakemake that submitted them, and write the same files as this run.
     if not names:

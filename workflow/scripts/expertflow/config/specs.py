@@ -61,8 +61,7 @@ def _fill(cls: type[S], *places: dict[str, object], **own: Any) -> S:
     """Fill a spec: fields that are not given come from the first place that has their name."""
     # Reversed, so that the first place overrides the others.
     found = {name: p[name] for p in reversed(places) for name in cls.__struct_fields__ if name in p}
-    spec: S = from_json(cls, {**found, **own}, where=cls.__name__)
-    return spec
+    return from_json(cls, {**found, **own}, where=cls.__name__)
 
 
 def fetch_source(expert: ConfiguredExpert, wildcards: Any) -> FetchSpec:

@@ -78,8 +78,7 @@ def _hash_rest(value: dict[str, Any]) -> str:
 
 def read_record(cls: type[T], path: Path) -> T:
     """Read a stage's record; DataError unless it is JSON with exactly the fields of ``cls``."""
-    record: T = from_json(cls, _read(path), where=str(path), fix=REPAIR)
-    return record
+    return from_json(cls, _read(path), where=str(path), fix=REPAIR)
 
 
 def read_part(cls: type[T], path: Path, key: str) -> T:
@@ -87,8 +86,7 @@ def read_part(cls: type[T], path: Path, key: str) -> T:
     record = _read(path)
     if not isinstance(record, dict) or key not in record:
         raise DataError(f"{path}: key {key!r} is missing; {REPAIR}")
-    part: T = from_json(cls, record[key], where=f"{path}.{key}")
-    return part
+    return from_json(cls, record[key], where=f"{path}.{key}")
 
 
 def _read(path: Path) -> Any:
@@ -101,7 +99,7 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path}: not a JSON record ({error}); {REPAIR}") from error
 
 
-def from_json(cls: Any, value: Any, *, where: str = "value", fix: str = "") -> Any:
+def from_json(cls: type[T], value: Any, *, where: str = "value", fix: str = "") -> T:
     """Build ``cls`` from JSON values, checking every key and type; an error ends with ``fix``.
 
     >>> from_json(tuple[int, ...], [1, 2])

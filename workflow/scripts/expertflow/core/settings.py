@@ -98,8 +98,7 @@ Reported = partial(Setting, reported=True)
 def name_of(field: Any) -> str:
     """Return the name of a field, given as an attribute of its struct's class."""
     # On a struct's class, a field is a descriptor that knows its name.
-    name: str = field.__name__
-    return name
+    return str(field.__name__)
 
 
 def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
