@@ -2,18 +2,14 @@
 
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-SNAKEFILES = ("Snakefile", "snakefile", "workflow/Snakefile", "workflow/snakefile")
 NO_RULE = re.compile(r"No rule to produce (\S+)")
 NO_PAGE = re.compile(r"File (\S+) marked for report but does not exist")
 DENIED = re.compile(r"PermissionError.*Permission denied: '(.+?)'", re.DOTALL)
 NO_PAIR = "Config entries have to be defined as name=value pairs"
-# Options that need no Snakefile here; argparse also accepts `-sFILE` and `--snake FILE`.
-ELSEWHERE = re.compile(r"-[shv]|--(?:sn|he|vers)")
 
 
 def explain(text: str, arguments: Sequence[str]) -> str:
@@ -70,17 +66,4 @@ def _explain_report(page: str) -> str:
     return (
         f"{page} does not exist yet, and --report covers all experts by default; list those that"
         f" are finished: snakemake --report report.zip {named}"
-    )
-
-
-def explain_missing_snakefile(arguments: Sequence[str]) -> str | None:
-    """Return how to run this environment's workflow from a folder without a Snakefile."""
-    home = Path(sys.prefix).parent  # the clone that .venv is in
-    if any(map(ELSEWHERE.match, arguments)) or any(map(Path.is_file, map(Path, SNAKEFILES))):
-        return None
-    if not (home / "Snakefile").is_file():
-        return None
-    return (
-        f"{Path.cwd()}: has no Snakefile; run in {home}, or add -s {home}/Snakefile to keep"
-        " results here"
     )

@@ -143,19 +143,16 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     )
 
 
-class _Without(MetaPathFinder):
-    def __init__(self, package: str) -> None:
-        self.package = package
-
+class _WithoutPandas(MetaPathFinder):
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == self.package:
+        if fullname == "pandas":
             raise ModuleNotFoundError(f"{fullname} is not used in this job", name=fullname)
 
 
 def without_pandas() -> None:
     """Stop pyarrow from importing pandas with its first array: 0.25 s and 50 MB for nothing."""
     # None in sys.modules is not enough: pyarrow's compiled import takes it for the module.
-    sys.meta_path.insert(0, _Without("pandas"))
+    sys.meta_path.insert(0, _WithoutPandas())
 
 
 @contextmanager
