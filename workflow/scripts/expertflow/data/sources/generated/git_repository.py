@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-from expertflow.core.files import replacing
 from expertflow.data.sources.generated.generator import write_records
 from expertflow.data.sources.git import extract_commits
 from expertflow.data.sources.git_options import GitOptions
@@ -33,11 +32,10 @@ Change = tuple[str, str]
 def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
     """Write ``repository.git`` and ``records.jsonl``; equal arguments give equal commit ids."""
     repository = directory / "repository.git"
-    with replacing(repository) as partial:
-        options = ("--quiet", "--bare", "--template=", "--initial-branch=main")
-        run_git(None, "init", *options, str(partial), failure=f"{partial}: cannot be created")
-        stream = "".join(export_history(n_commits=n_documents, seed=seed)).encode()
-        run_git(partial, "fast-import", "--quiet", stdin=stream, failure="git fast-import failed")
+    options = ("--quiet", "--bare", "--template=", "--initial-branch=main")
+    run_git(None, "init", *options, str(repository), failure=f"{repository}: cannot be created")
+    stream = "".join(export_history(n_commits=n_documents, seed=seed)).encode()
+    run_git(repository, "fast-import", "--quiet", stdin=stream, failure="git fast-import failed")
     commits = extract_commits(repository, GitOptions(), Counter())
     write_records(directory, ({"id": record["commit"], **record} for record in commits))
     return {"repository": repository}

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from expertflow.core.files import replacing
 from expertflow.data.records import Fields
 from expertflow.data.sources.generated import generator
 from expertflow.data.sources.generated.sql_tables import DOMAINS, Domain, Table
@@ -51,27 +50,24 @@ Ask = tuple[str, ...]
 
 def generate(*, n_documents: int, seed: int, directory: Path) -> dict[str, Path]:
     """Write ``records.jsonl`` and ``database.sqlite``, on which all gold answers run."""
-    database = directory / "database.sqlite"
-    write_database(database, seed=seed)
     generator.generate_records(make_record, n_documents=n_documents, seed=seed, directory=directory)
+    database = directory / "database.sqlite"
+    _write_database(database, seed=seed)
     return {"database": database}
 
 
-def write_database(path: Path, *, seed: int) -> None:
-    """Write all tables to a SQLite file; equal seeds give equal bytes."""
-    rng = Random(f"rows {seed}")
-    with replacing(path) as partial:
-        connection = sqlite3.connect(partial)
-        # SQLite's default varies by how it was built; the file's hash must not.
-        connection.execute("PRAGMA page_size = 4096")
-        for domain in DOMAINS:
-            _fill(connection, domain.parent, n_rows=N_PARENT_ROWS, rng=rng)
-            _fill(connection, domain.child, n_rows=N_CHILD_ROWS, rng=rng)
-        connection.commit()
-        connection.close()
-        with partial.open("r+b") as stream:
-            stream.seek(96)
-            stream.write(SQLITE_VERSION_BYTES)
+def _write_database(path: Path, *, seed: int) -> None:
+    rng, connection = Random(f"rows {seed}"), sqlite3.connect(path)
+    # SQLite's default varies by how it was built; the file's hash must not.
+    connection.execute("PRAGMA page_size = 4096")
+    for domain in DOMAINS:
+        _fill(connection, domain.parent, n_rows=N_PARENT_ROWS, rng=rng)
+        _fill(connection, domain.child, n_rows=N_CHILD_ROWS, rng=rng)
+    connection.commit()
+    connection.close()
+    with path.open("r+b") as stream:
+        stream.seek(96)
+        stream.write(SQLITE_VERSION_BYTES)
 
 
 def _fill(connection: sqlite3.Connection, table: Table, *, n_rows: int, rng: Random) -> None:

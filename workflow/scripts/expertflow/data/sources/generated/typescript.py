@@ -31,10 +31,6 @@ def _key(rng: Random) -> Words:
     return {"key": rng.choice(keys), "kind": kind}
 
 
-def _number(rng: Random) -> Words:
-    return {"key": rng.choice(_NUMBER_KEYS)}
-
-
 def _threshold(rng: Random) -> Words:
     key, (operator, compared) = rng.choice(_NUMBER_KEYS), rng.choice(_COMPARE)
     value = rng.randint(1, 20) * 5
@@ -76,8 +72,9 @@ def _utility(rng: Random) -> Words:
 
 
 _DRAWS: dict[str, Callable[[Random], Words]] = {
-    **{"key": _key, "number": _number, "flag": _flag, "threshold": _threshold, "order": _order},
-    **{"fields": _fields, "members": _members, "utility": _utility},
+    "number": lambda rng: {"key": rng.choice(_NUMBER_KEYS)},
+    **{"key": _key, "flag": _flag, "threshold": _threshold, "order": _order, "fields": _fields},
+    **{"members": _members, "utility": _utility},
 }
 # What is drawn, a description, and code, in which braces are doubled.
 _FAMILIES = """
