@@ -27,47 +27,42 @@ MADE_BY = {
 }
 # The workflow's forecast for a job that it models, see forecast_jobs.py.
 SECONDS = re.compile(r"([\d.e+-]+) to ([\d.e+-]+) s")
+# What the time of another job is known from.
+BASES = LAST_RUN, OTHER_INPUTS, MODELED = (
+    "as last run here", "as run for other inputs", "as modeled",
+)  # fmt: skip
 Line = tuple[str, ...]
 
 
 @dataclass(slots=True)
 class OtherJobs:
-    """Seconds of jobs that ran here, whose rule did, or that are modeled; rules that never ran."""
+    """Least and most seconds of jobs by what they are known from, and rules that never ran."""
 
-    seconds: list[float] = field(default_factory=list)
-    of_other_inputs: list[float] = field(default_factory=list)
-    modeled: list[tuple[float, ...]] = field(default_factory=list)
+    known: dict[str, list[tuple[float, float]]] = field(
+        default_factory=lambda: {b: [] for b in BASES}
+    )
     never_ran: set[str] = field(default_factory=set)
 
     def add_job(self, rule: str, log: Path | None, forecast: str) -> None:
-        if log and (seconds := last_success_s(log.with_suffix(ATTEMPTS))) is not None:
-            self.seconds.append(seconds)
+        if log and (took_s := last_success_s(log.with_suffix(ATTEMPTS))) is not None:
+            self.known[LAST_RUN].append((took_s, took_s))
         elif log and (others := _others_s(rule, log)):
-            self.of_other_inputs.append(median(others))
+            self.known[OTHER_INPUTS].append((median(others), median(others)))
         elif modeled := SECONDS.fullmatch(forecast):
-            self.modeled.append(tuple(map(float, modeled.groups())))
+            self.known[MODELED].append((float(modeled[1]), float(modeled[2])))
         else:
             self.never_ran.add(rule)
 
     @property
     def hours(self) -> tuple[float, float]:
         """The least and the most."""
-        known = sum(self.seconds + self.of_other_inputs)
-        # The zeros keep zip() from being empty when nothing is modeled.
-        least, most = (sum(ends) for ends in zip((0.0, 0.0), *self.modeled, strict=True))
-        return (known + least) / 3600, (known + most) / 3600
+        jobs = [job for found in self.known.values() for job in found]
+        return sum(least for least, _ in jobs) / 3600, sum(most for _, most in jobs) / 3600
 
     def describe(self, hours: str) -> str:
         """Return the line below the table, ``hours`` formatted; empty without such jobs."""
-        bases, parts = [], []
-        if self.seconds:
-            bases.append(f"{len(self.seconds)} as last run here")
-        if self.of_other_inputs:
-            bases.append(f"{len(self.of_other_inputs)} as run for other inputs")
-        if self.modeled:
-            bases.append(f"{len(self.modeled)} as modeled")
-        if bases:
-            parts.append(f"{hours} hours, {', '.join(bases)}")
+        bases = [f"{len(found)} {basis}" for basis, found in self.known.items() if found]
+        parts = [f"{hours} hours, {', '.join(bases)}"] if bases else []
         if self.never_ran:
             parts.append(f"unknown for those that never ran: {', '.join(sorted(self.never_ran))}")
         return f"Other jobs: {'; '.join(parts)}" if parts else ""
