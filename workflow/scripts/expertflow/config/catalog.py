@@ -36,8 +36,7 @@ class Use(Record, frozen=True, kw_only=True):
 class NamedSource(Record, frozen=True, kw_only=True):
     """A source that experts name.
 
-    ``location`` is a hub id, a path or a generator; ``status`` whether its records are here;
-    ``options`` are those that choose among a data set's files.
+    ``location`` is a hub id, a path or a generator; ``status`` whether its records are here.
     ``license_origin`` is null where no license is stated anywhere.
     """
 
@@ -46,7 +45,6 @@ class NamedSource(Record, frozen=True, kw_only=True):
     revision: str | None
     config: str | None
     split: str | None
-    options: Settings
     status: str
     n_bytes: int | None
     n_records: int | None
@@ -167,7 +165,6 @@ def _named(spec: SourceSpec, users: dict[str, list[Preset]]) -> NamedSource:
         spec,
         location=_location(spec),
         split=spec.split if "split" in source.optional else None,
-        options={key: spec.options[key] for key in cache.READ_OPTIONS if key in spec.options},
         **found,
         license=spec.license or card,
         license_origin="manifest" if spec.license else "card" if card else None,
@@ -217,7 +214,6 @@ def _source_table(sources: tuple[NamedSource, ...]) -> Table:
     table = _table("Named by the experts", ("source", "here", "size", "records", "license"))
     for row in sources:
         chosen = [row.kind, *(part for part in (row.config, row.split, row.revision) if part)]
-        chosen += [f"{key}={value}" for key, value in row.options.items()]
         users = [f"{use.expert} ({', '.join(use.presets)})" for use in row.used_by]
         license = escape(row.license) if row.license else NO_LICENSE
         table.add_row(

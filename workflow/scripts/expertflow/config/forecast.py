@@ -8,12 +8,14 @@ Each step down widens the band. Unknown values have a reason.
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 from msgspec.structs import replace
 
 from expertflow.config.cpu_forecast import Range, Runs, cpu_hours
 from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.hub_model import find_folder, look_up_downloads
+from expertflow.config.specs import code_of, spec_text
 from expertflow.core.errors import (
     DataError,
     ExpertflowError,
@@ -100,14 +102,10 @@ class Forecast(Record, frozen=True, kw_only=True):
 
 
 class Forecaster:
-    """Forecasts the training of an expert in its current state.
+    """Forecasts the training of an expert in its current state."""
 
-    ``made_by`` returns a rule's current spec and code; rules of a source take its name.
-    """
-
-    def __init__(self, expert: ConfiguredExpert, made_by: Callable[..., tuple[str, str]]) -> None:
-        self.expert, self.made_by = expert, made_by
-        self.spec, self.results = expert.plan_spec, expert.results
+    def __init__(self, expert: ConfiguredExpert) -> None:
+        self.expert, self.spec, self.results = expert, expert.plan_spec, expert.results
 
     def forecast(self) -> Forecast:
         """Forecast the complete training; the basis mentions an unfinished one that is saved."""
@@ -172,7 +170,8 @@ class Forecaster:
             made, sha256 = read_record(Sidecar, sidecar_of(record)), sha256_file(record)
         except (DataError, FileNotFoundError):
             return False
-        spec, code = self.made_by(rule, **of)
+        wildcards = SimpleNamespace(expert=self.expert.name, **of)
+        spec, code = spec_text(rule, self.expert, wildcards), code_of(rule)
         return (made.spec_sha256, made.code, made.sha256) == (sha256_text(spec), code, sha256)
 
     def current_facts(self) -> ModelFacts:

@@ -4,6 +4,7 @@ A rule reruns when its spec changes, so a setting belongs in the spec of the fir
 it and in no other. The function behind a rule has the rule's name.
 """
 
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +47,10 @@ DECIDED = (
     "training", "hardware", "price_usd_per_hour", "price_as_of", "billing_minutes",
     "compare", "calibrate", "ablate", "ablation",
 )  # fmt: skip
+
+
+# Once per process: Snakemake asks for each job.
+code_of = cache(rule_digest)
 
 
 def spec_text(rule: str, expert: ConfiguredExpert, wildcards: Any) -> str:

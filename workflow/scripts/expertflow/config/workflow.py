@@ -16,7 +16,7 @@ from snakemake.io import ancient, directory  # type: ignore[import-untyped]
 
 from expertflow.chain import CHAIN, STAGES, expand_path
 from expertflow.config.ablations import variant_spec
-from expertflow.config.code_digest import parsed_modules, rule_digest
+from expertflow.config.code_digest import parsed_modules
 from expertflow.config.expert import ConfiguredExpert, RunContext
 from expertflow.config.forecast import Forecaster
 from expertflow.config.forecast_jobs import JobForecaster
@@ -30,7 +30,7 @@ from expertflow.config.machine import (
     export_memory_mb,
     runtime_minutes,
 )
-from expertflow.config.specs import spec_text
+from expertflow.config.specs import code_of, spec_text
 from expertflow.core.attempts import ATTEMPT, CARDS, LOG
 from expertflow.core.errors import ConfigError
 from expertflow.core.hashes import HashCache
@@ -174,7 +174,7 @@ class Workflow:
 
     def code(self, stage: str) -> InputFunction:
         """Return an input function for a stage's code digest, computed only when a job needs it."""
-        return lambda wildcards: _code(stage) if self._reads_code() else NOT_READ
+        return lambda wildcards: code_of(stage) if self._reads_code() else NOT_READ
 
     def lock(self, wildcards: Any) -> str:
         """Pin an expert's sources, once; return the lock's path."""
@@ -330,23 +330,16 @@ class Workflow:
         def found(wildcards: Any) -> str | None:
             if not self._shows_forecast():
                 return None
-            forecaster = self._forecaster(self._expert(wildcards))
+            forecaster = Forecaster(self._expert(wildcards))
             if rule == "train_expert":
                 return forecaster.forecast().text()
             return JobForecaster(forecaster).forecast(rule, wildcards)
 
         return one_line(found)
 
-    def _forecaster(self, expert: ConfiguredExpert) -> Forecaster:
-        def made_by(rule: str, **of: str) -> tuple[str, str]:
-            wildcards = SimpleNamespace(expert=expert.name, **of)
-            return spec_text(rule, expert, wildcards), _code(rule)
-
-        return Forecaster(expert, made_by)
-
     def _note_forecast(self, expert: ConfiguredExpert) -> None:
         """Print a training's forecast, unless a dry run's table has it, and what is scarce."""
-        forecaster, name = self._forecaster(expert), expert.name
+        forecaster, name = Forecaster(expert), expert.name
         if scarce := forecaster.check_memory():
             note(scarce)
         missing = no_gpu_reason() if expert.plan_spec.hardware == "auto" else None
@@ -383,7 +376,3 @@ class Workflow:
 def _source_record(expert: ConfiguredExpert, source: str) -> str:
     kind = "generated" if expert.source_lock(source).kind == "generated" else "fetched"
     return f"{expert.results}/sources/{kind}/{source}.json"
-
-
-# Once per process: Snakemake asks for each job.
-_code = cache(rule_digest)
