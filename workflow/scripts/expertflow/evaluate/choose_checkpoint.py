@@ -5,7 +5,6 @@ on the questions it was chosen on. The held-out loss has no second set: if it de
 training chose by it, the reported loss is biased by the choice.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,13 +73,10 @@ def order_candidates(training: TrainingRecord) -> list[KeptWeights]:
 
 def choose_best(scores: Sequence[tuple[KeptWeights, TaskScore]], n_questions: int) -> Published:
     """Publish the best score; ties go to the lowest held-out loss, then the latest step."""
-
-    def rank(scored: tuple[KeptWeights, TaskScore]) -> tuple[int, float, int]:
-        loss = scored[0].held_out_loss
-        # An unknown loss ranks last.
-        return scored[1].n_correct, -(math.inf if loss is None else loss), scored[0].step
-
-    best, score = max(scores, key=rank)
+    # By now each has a loss.
+    best, score = max(
+        scores, key=lambda one: (one[1].n_correct, -(one[0].held_out_loss or 0.0), one[0].step)
+    )
     candidates = tuple(
         fill_record(CandidateScore, one, score=own, published=one == best)
         for one, own in sorted(scores, key=lambda pair: pair[0].step)

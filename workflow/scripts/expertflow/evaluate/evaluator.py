@@ -70,12 +70,9 @@ class Models:
         return self._loaded[1]
 
     def release(self) -> None:
-        if self._loaded is None:
-            return
         self._loaded = None
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
 
 class ModelEvaluator:

@@ -175,8 +175,7 @@ def generation_mode(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -
     Transformers fills missing settings from the model's own, e.g. a repetition penalty, which the
     exported expert does not have.
     """
-    training, attention, config = lm.training, lm.config._attn_implementation, lm.generation_config
-    lm.eval()
+    attention, config = lm.config._attn_implementation, lm.generation_config
     lm.set_attn_implementation(ATTENTION if lm._supports_sdpa else PLAIN_ATTENTION)
     lm.generation_config = GenerationConfig(
         eos_token_id=sorted(ends), pad_token_id=pad_id, do_sample=False, use_cache=True
@@ -186,7 +185,6 @@ def generation_mode(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -
     finally:
         lm.generation_config = config
         lm.set_attn_implementation(attention)
-        lm.train(training)
 
 
 def _continued(

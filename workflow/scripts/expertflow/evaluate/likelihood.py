@@ -35,8 +35,6 @@ class DocumentLosses(Record, frozen=True):
 def document_losses(model: Any, rows: PackedRows, *, micro_batch_size: int) -> DocumentLosses:
     """Compute the loss of every document in ``rows``; the sums agree with ``held_out_loss``."""
     lm = causal_lm(model)
-    training = model.training
-    model.eval()
     collator = Collator(rows)
     buffers = Buffers(micro_batch_size, rows.length)
     n_documents = len(rows.seq_lengths.values)
@@ -53,7 +51,6 @@ def document_losses(model: Any, rows: PackedRows, *, micro_batch_size: int) -> D
         owners_T = _owners(rows, batch)[positions_T.numpy() + 1]
         np.add.at(nats_D, owners_T, nats_T)
         np.add.at(n_targets_D, owners_T, 1)
-    model.train(training)
     return DocumentLosses(nats_D, n_targets_D)
 
 

@@ -163,7 +163,7 @@ class CandidateScore(Record, frozen=True, kw_only=True):
     """A kept checkpoint's score on the selection questions. ``published`` marks the chosen one."""
 
     step: int
-    held_out_loss: float | None
+    held_out_loss: float
     score: TaskScore
     published: bool
 
@@ -299,10 +299,10 @@ class EvaluationSample(Record, frozen=True, kw_only=True):
     document_id: str
     prompt: str
     reference: str
-    before: str | None
-    after: str | None
-    kind_before: str | None
-    kind_after: str | None
+    before: str
+    after: str
+    kind_before: str
+    kind_after: str
     detail_after: str = ""
     reference_loss: float | None = None
 

@@ -114,11 +114,7 @@ def model_card(
 
 
 def escape_text(value: object) -> Markdown:
-    return Markdown(_MARKUP.sub(r"\\\1", html.escape(_one_line(value), quote=False)))
-
-
-def _one_line(value: object) -> str:
-    return show_hidden(single_line(value))
+    return Markdown(_MARKUP.sub(r"\\\1", html.escape(single_line(value), quote=False)))
 
 
 def escape_paragraph(value: object) -> Markdown:
@@ -127,7 +123,7 @@ def escape_paragraph(value: object) -> Markdown:
 
 
 def escape_code(value: object) -> Markdown:
-    line = _one_line(value)
+    line = single_line(value)
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence, blank = "`" * (longest + 1), " " if longest else ""
     # A pipe ends a table cell even inside code.

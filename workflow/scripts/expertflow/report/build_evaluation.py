@@ -20,11 +20,7 @@ LM_EVAL = {
         ("before_stderr", "after_stderr"), "the harness reports no standard error for this metric"
     ),
 }
-SAMPLE = {
-    **dict.fromkeys(("before", "after"), "no text was generated"),
-    **dict.fromkeys(("kind_before", "kind_after"), "the text was not judged"),
-    "reference_loss": "not measured for this question",
-}
+SAMPLE = {"reference_loss": "not measured for this question"}
 
 
 def build_evaluation(record: EvaluationRecord) -> r.Evaluation:
@@ -78,18 +74,8 @@ def _why_unscored(score: TaskScore | None, missing: str = "") -> str:
 
 
 def _published(record: EvaluationRecord) -> r.PublishedWeights:
-    published = record.published
-    candidates = tuple(
-        fill(
-            r.Candidate,
-            candidate,
-            candidate.score,
-            why={"held_out_loss": "no held-out loss was measured at this step"},
-            default=_why_unscored(candidate.score),
-        )
-        for candidate in published.candidates
-    )
-    return fill(r.PublishedWeights, published, candidates=candidates)
+    candidates = tuple(fill(r.Candidate, one, one.score) for one in record.published.candidates)
+    return fill(r.PublishedWeights, record.published, candidates=candidates)
 
 
 def _earlier(record: EvaluationRecord) -> Measured[EarlierRun]:

@@ -82,7 +82,7 @@ class Candidate(Scored, frozen=True, kw_only=True):
     """A kept checkpoint."""
 
     step: Annotated[Count, doc("Training step.")]
-    held_out_loss: Annotated[Measured[Amount], doc("In nats per token, at that step.")]
+    held_out_loss: Annotated[Amount, doc("In nats per token, at that step.")]
     published: Annotated[bool, doc("The chosen one.")]
 
 

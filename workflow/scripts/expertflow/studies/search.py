@@ -185,13 +185,11 @@ class Search(Struct, kw_only=True):
                 is_no_gain = again and bool(ran) and trial.outcome == "given up"
                 if is_no_gain or rate < fastest * (1 - TIE_FRACTION):
                     why = f"dominated: {choice.batch_size} rows were already slower"
-                    self._leave_out((other, why) for other in choices[i + 1 :])
+                    for other in choices[i + 1 :]:
+                        left_out = _left_out(other, why, self.predict(other))
+                        self.trials.setdefault(other, left_out)
                     break
                 fastest = max(fastest, rate)
-
-    def _leave_out(self, choices: Iterable[tuple[TunedSettings, str]]) -> None:
-        for choice, reason in choices:
-            self.trials.setdefault(choice, _left_out(choice, reason, self.predict(choice)))
 
     def _with_rows(self, base: TunedSettings, rows: int) -> TunedSettings:
         return replace(base, batch_size=rows, gradient_accumulation_steps=self.space.n_rows // rows)
