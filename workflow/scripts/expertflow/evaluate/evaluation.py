@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from math import exp
 from pathlib import Path
-from typing import Self
 
 import numpy as np
-from msgspec import field
 from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
@@ -89,7 +87,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
         if one.document_id.partition("/")[0] in inputs.spec.grouped_sources
     }
     groups = [grouped.get(one.document_id, one.document_id) for one in asked]
-    comparison = ModelComparison.judge(inputs.spec, generations, asked, groups)
+    comparison = ModelComparison(inputs.spec, generations, asked, groups)
     memory, this, after = inputs.state / f"{expert}.jsonl", None, comparison.after
     if comparison.metric is not None and after.judgments:
         weights = generations.published.weights_sha256
@@ -164,52 +162,39 @@ def _perplexity(loss: float) -> float:
     return exp(min(loss, LARGEST_LOSS))
 
 
-class ModelComparison(Record, frozen=True):
+class ModelComparison:
     """Compares two models on the same questions.
 
     ``task`` is null if nothing is scored; ``unavailable_reason`` says why, if it has a metric.
     ``groups`` are those of the questions asked; ``unavailable`` maps missing parts to reasons.
     """
 
-    spec: EvaluationSpec
-    generations: GenerationRecord
-    task: ScoringTask | None
-    metric: str | None
-    unavailable_reason: str | None
-    asked: list[Example]
-    groups: list[int | str]
-    before: ModelOutcome
-    after: ModelOutcome
-    unavailable: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def judge(
-        cls,
+    def __init__(
+        self,
         spec: EvaluationSpec,
         generations: GenerationRecord,
         asked: list[Example],
         groups: list[int | str],
-    ) -> Self:
+    ) -> None:
         how, reason = generations.spec, generations.unavailable_reason
         task = make_task(how)
-        metric = None if task is None else task.metric
         if task is not None and reason is None and (reason := task.unavailable_reason()):
             log.warning("%s: nothing is scored: %s", generations.expert, reason)
-        task = task if reason is None else None
-        outcomes = []
-        for answers in (generations.before, generations.after):
-            with show_activity(lambda: f"scoring {len(asked):,} answers"):
-                judgments = judge_answers(task, asked, answers) if task and answers.texts else []
-            empty = reason or NO_EXAMPLES
-            score = None if metric is None else summarize_judgments(metric, judgments, empty)
-            side = _make_side(answers, score, how.seed)
-            outcomes.append(ModelOutcome(answers, judgments, side))
-        before, after = outcomes
-        return cls(spec, generations, task, metric, reason, asked, groups, before, after)
+        self.spec, self.generations, self.seed = spec, generations, how.seed
+        self.asked, self.groups = asked, groups
+        self.metric = None if task is None else task.metric
+        self.task, self.unavailable_reason = task if reason is None else None, reason
+        self.unavailable: dict[str, str] = {}
+        self.before, self.after = map(self._judge, (generations.before, generations.after))
 
-    @property
-    def seed(self) -> int:
-        return self.generations.spec.seed
+    def _judge(self, answers: ModelAnswers) -> ModelOutcome:
+        task, n = self.task, len(self.asked)
+        with show_activity(lambda: f"scoring {n:,} answers"):
+            judgments = judge_answers(task, self.asked, answers) if task and answers.texts else []
+        score, empty = None, self.unavailable_reason or NO_EXAMPLES
+        if self.metric is not None:
+            score = summarize_judgments(self.metric, judgments, empty)
+        return ModelOutcome(answers, judgments, _make_side(answers, score, self.seed))
 
     def tool_versions(self) -> dict[str, str]:
         how = self.generations.spec
