@@ -22,7 +22,7 @@ from expertflow.data.records import Turn
 from expertflow.evaluate.generate import PromptCodec, generate_answers
 from expertflow.evaluate.records import Decoding, GenerationSpec
 from expertflow.export import serve
-from expertflow.export.model_files import set_decoding, write_system_prompt
+from expertflow.export.model_files import SYSTEM_PROMPT, set_decoding
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 N_POSITIONS = 120
@@ -110,7 +110,7 @@ def test_a_chat_has_the_system_prompt_of_training_and_is_kept_until_it_is_reset(
 ) -> None:
     own = "be\r\nbrief é "
     export(tmp_path, Decoding())
-    write_system_prompt(tmp_path, own)
+    (tmp_path / SYSTEM_PROMPT).write_bytes(own.encode())
     expert = load(tmp_path)
     asked = watched(expert, monkeypatch)
     for system in (None, "other", ""):

@@ -97,7 +97,8 @@ def export_model(
         folder.mkdir(parents=True)
         merged_into, comparison = _write_weights(spec, trained, dtype, folder)
         licenses = model_files.copy_texts(folder, tokenizer=trained.base, layout=trained.layout)
-        model_files.write_system_prompt(folder, spec.system_prompt)
+        if spec.system_prompt is not None:
+            (folder / model_files.SYSTEM_PROMPT).write_bytes(spec.system_prompt.encode())
         weights = weight_files(folder)
         record = fill_record(
             ExportRecord,

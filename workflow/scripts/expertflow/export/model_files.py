@@ -87,11 +87,6 @@ def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, .
     return tuple(sorted(texts))
 
 
-def write_system_prompt(folder: Path, system_prompt: str | None) -> None:
-    if system_prompt is not None:
-        (folder / SYSTEM_PROMPT).write_bytes(system_prompt.encode())
-
-
 def read_system_prompt(folder: Path) -> str | None:
     path = folder / SYSTEM_PROMPT
     try:

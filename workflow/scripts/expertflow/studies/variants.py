@@ -16,7 +16,6 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.files import sha256_json
 from expertflow.core.records import Record, to_json
 from expertflow.core.settings import list_settings, name_of
-from expertflow.hardware.records import GpuFacts
 from expertflow.plan.override import override
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.plan.settings import Training
@@ -28,8 +27,6 @@ from expertflow.tokens.records import PackingRecord
 
 # Settings that a variant may change; all other differences between plans follow from them.
 MOVABLE = tuple(setting.name for setting in list_settings(Training) if "speed" in setting.affects)
-# Minimum compute capability for TF32 and bf16.
-AMPERE = 8.0
 # The trainer cuts rows of one document to a multiple of this.
 MULTIPLE = 8
 # Packed rows unpacked at a time.
@@ -114,7 +111,8 @@ def set_up_variant(
     unlike_rows = variant.rows == "on_the_fly" or (variant.rows == "unpacked" and not is_unpacked)
     if not list_changes(base, plan) and not unlike_rows:
         raise IsThePlanError("nothing would change")
-    _check_device(base.gpu, plan)
+    if base.gpu is None and plan.precision == "fp16":
+        raise NotMeasurableError("fp16 needs a CUDA card, and this plan trains on a CPU")
     per_row, forced = first.tokens_per_row, None
     rows: Rows = variant.rows if unlike_rows else "packed"
     if unlike_rows:
@@ -177,16 +175,6 @@ def documents_as_rows(
         n_decay_steps=min(round(base.n_decay_steps * scale), n_steps - n_warmup),
         group_by_length=False,
     )
-
-
-def _check_device(gpu: GpuFacts | None, plan: TrainPlan) -> None:
-    """Reject what this device cannot do; leave the rest to the trial."""
-    if gpu is None and plan.precision == "fp16":
-        raise NotMeasurableError("fp16 needs a CUDA card, and this plan trains on a CPU")
-    # Where the card is known to have fp16 only, the plan has resolved bf16 to that already.
-    capability = None if gpu is None else gpu.compute_capability
-    if gpu and capability and float(capability) < AMPERE and plan.precision == "bf16":
-        raise NotMeasurableError(f"{gpu.name} does not support bf16")
 
 
 def first_rows(plan: TrainPlan, rows: PackedRows, *, n_steps: int) -> FirstRows:

@@ -108,7 +108,6 @@ def run_job(job: TrainingJob) -> bool:
         versions=readings["versions"],
         on_the_fly=inputs.documents is not None,
         packing_sha256=sha256_json([packing.train.sha256, packing.held_out.sha256]),
-        checkpoint_path=str(job.checkpoint),
         steps_path=str(job.output.with_name(STEPS_FILE)),
         gpu_path=str(job.output.with_name(SAMPLES)),
     )

@@ -257,7 +257,6 @@ class TrainingRecord(RunSummary, frozen=True, kw_only=True):
     measured_peak_flops_per_s: float | None
     on_the_fly: bool
     packing_sha256: str
-    checkpoint_path: str
     steps_path: str
     gpu_path: str
     versions: dict[str, str]
@@ -283,7 +282,6 @@ class TrialResult(Record, frozen=True, kw_only=True):
     steps_s: tuple[float, ...] = ()
     data_wait_s: float = 0.0
     startup_s: float = 0.0
-    first_step_s: float = 0.0
     save_s: float | None = None
     peak_memory_bytes: int | None = None
     peak_host_rss_bytes: int = 0

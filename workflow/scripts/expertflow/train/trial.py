@@ -126,7 +126,7 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
                 raise Interrupted(f"stopped after step {run.progress.step} of a trial")
 
         startup_s = time.perf_counter() - began_s
-        first_s = _warm_up(trial, run, step)
+        _warm_up(trial, run, step)
         note_compilation(run)
         memory.warm_up_compile(run, trial.n_timed_steps)
         losses = _fetch(run)
@@ -159,7 +159,6 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
         steps_s=tuple(seconds_between(a, b) for a, b in pairwise(marks)),
         data_wait_s=waited_s,
         startup_s=startup_s,
-        first_step_s=first_s,
         save_s=save_s,
         peak_memory_bytes=run.progress.peaks.get("peak_memory_reserved_bytes"),
         peak_host_rss_bytes=run.progress.peaks["peak_host_rss_bytes"],
@@ -168,19 +167,15 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
     )
 
 
-def _warm_up(trial: Trial, run: TrainingRun, step: Callable[[], None]) -> float:
-    first_s = 0.0
+def _warm_up(trial: Trial, run: TrainingRun, step: Callable[[], None]) -> None:
     for i in range(max(1, trial.n_warmup_steps)):
         start_s = time.perf_counter()
         step()
         if i and trial.long_step_s == math.inf:
             continue
         _wait(run)
-        took_s = time.perf_counter() - start_s
-        if i and took_s > trial.long_step_s:
+        if i and time.perf_counter() - start_s > trial.long_step_s:
             break
-        first_s = first_s or took_s
-    return first_s
 
 
 def _step_on(
