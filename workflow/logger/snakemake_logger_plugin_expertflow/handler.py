@@ -13,12 +13,11 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 
-from snakemake_logger_plugin_expertflow.table import TRAIN, PendingJobs, print_table
+from snakemake_logger_plugin_expertflow.table import PendingJobs, print_table
 from snakemake_logger_plugin_expertflow.view import RunView
 
 # Snakemake's last messages, which have no event. A run ended by ``sys.exit`` has neither.
 LAST_WORDS = ("This was a dry-run", "Nothing to be done")
-QUIET = "Omit --quiet to see what the trainings should take."
 
 
 @dataclass
@@ -34,10 +33,8 @@ class LogHandler(LogHandlerBase):
 
     def __post_init__(self) -> None:
         self._jobs = PendingJobs()
-        self._n_trainings = 0
         self._has_ended = False
         self._has_failed = False
-        self._is_closed = False
         common = self.common_settings
         self._stream = sys.stdout if common.stdout else sys.stderr
         self._view = RunView(
@@ -60,9 +57,6 @@ class LogHandler(LogHandlerBase):
         if event is None:
             # Only a completed dry run prints the table, not one that Ctrl-C or an error ended.
             self._has_ended |= record.getMessage().startswith(LAST_WORDS)
-        elif event == LogEvent.RUN_INFO:
-            stats = getattr(record, "stats", None)
-            self._n_trainings = stats.get(TRAIN, 0) if isinstance(stats, dict) else 0
         elif event == LogEvent.JOB_INFO:
             self._jobs.add_job(record)
         if record.levelno >= logging.ERROR:
@@ -72,18 +66,10 @@ class LogHandler(LogHandlerBase):
         """Print the table, once, at the end of a completed dry run."""
         with suppress(OSError):
             self._view.close()
-            if self.common_settings.dryrun and not self._has_failed and not self._is_closed:
-                self._print()
-        self._is_closed = True  # logging.shutdown closes it again
+            if self.common_settings.dryrun and self._has_ended and not self._has_failed:
+                print_table(self._jobs, self._stream, color=not self.common_settings.nocolor)
+        self._has_ended = False  # logging.shutdown closes it again
         super().close()
-
-    def _print(self) -> None:
-        is_hidden = self._n_trainings and not self._jobs.forecasts
-        # Under --quiet Snakemake reports only job counts, and no last message.
-        if is_hidden and (self._has_ended or self.common_settings.quiet):
-            print(f"\n{QUIET}", file=self._stream)
-        elif self._has_ended:
-            print_table(self._jobs, self._stream, color=not self.common_settings.nocolor)
 
     @property
     def writes_to_stream(self) -> bool:

@@ -106,15 +106,11 @@ class ChainBox(NamedTuple):
     n_more: int
 
 
-class ChainRow(NamedTuple):
-    """Boxes side by side; ``link`` names the lines to the row above."""
-
-    boxes: tuple[ChainBox | None, ...]
-    link: str
+Boxes = tuple[ChainBox | None, ...]
 
 
-def chain_rows(chain: tuple[ChainLink, ...]) -> tuple[ChainRow, ...]:
-    """Arrange records in rows of boxes, each made from those above."""
+def chain_rows(chain: tuple[ChainLink, ...]) -> list[tuple[Boxes, str]]:
+    """Arrange records in rows of boxes, made from those above, and name the lines to these."""
     # Keys are values of Stage.side; unpacked below in this order.
     columns: dict[str, list[ChainBox]] = {"documents": [], "tokens": [], "": []}
     # Sources are fetched or generated: one box.
@@ -131,10 +127,10 @@ def chain_rows(chain: tuple[ChainLink, ...]) -> tuple[ChainRow, ...]:
     placed = [*zip(*sides, strict=True), *((box,) for box in trunk)]
     # Each row with the one above it; the last has none below.
     above = [(), *placed]
-    return tuple(ChainRow(b, _link(a, b)) for a, b in zip(above, placed, strict=False))
+    return [(boxes, _link(a, boxes)) for a, boxes in zip(above, placed, strict=False)]
 
 
-def _link(above: tuple[ChainBox | None, ...], boxes: tuple[ChainBox | None, ...]) -> str:
+def _link(above: Boxes, boxes: Boxes) -> str:
     if not above or len(above) == len(boxes) == 1:
         return "straight" if above else ""
     if len(boxes) == 1:
