@@ -104,11 +104,9 @@ class Search(Struct, kw_only=True):
     trials: dict[TunedSettings, TuningTrial] = field(default_factory=dict)
     _end_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        self._end_s = self.clock() + self.max_s
-
     def explore(self) -> None:
         """Try one kind of setting after another, each with the best of the others so far."""
+        self._end_s = self.clock() + self.max_s
         space, start = self.space, self.space.default
         self._try(start)
         if space.may_compile:

@@ -145,12 +145,11 @@ def _count(
     n_inconsistent = sum(first != second for first, second in judged)
     n_wins, n_losses, n_ties = agreed["after"], agreed["before"], agreed["tie"] + n_inconsistent
     replies = [opinion.reply for opinion in opinions if opinion.reply is not None]
-    counts = [(reply.n_input_tokens, reply.n_output_tokens) for reply in replies]
-    if len(judged) < n_pairs and not replies:
-        counts = [(None, None)]  # sent requests may still be billed
+    # Without replies, requests may still be billed.
+    is_unknown = len(judged) < n_pairs and not replies
+    counts = ([one.n_input_tokens for one in replies], [one.n_output_tokens for one in replies])
     n_input, n_output = (
-        None if None in side else sum(n for n in side if n is not None)
-        for side in (list(zip(*counts, strict=True)) or [(), ()])
+        None if is_unknown or None in side else sum(filter(None, side)) for side in counts
     )
     n_decided, ci95, usd = n_wins + n_losses, None, None
     if n_decided:
