@@ -19,9 +19,11 @@ def ablation_spec(config: Settings, folders: Sequence[Path]) -> AblationSpec:
     claims: list[tuple[Path, ClaimedRatio]] = []
     for path in ablation_files(config, folders):
         value = read_checked(path, "ablation")
-        ladder = value.get("ladder")
-        new = _singles(value, path) if ladder is None else _ladder(path.stem, ladder, path)
+        new = [Variant(**row) for row in value.get("variants", [])]
+        if "ladder" in value:
+            new = _ladder(path.stem, value["ladder"], path)
         for variant in new:
+            _check_training(variant, path)
             if variant.name in variants:
                 raise ConfigError(
                     f"{path}: a second variant is named {variant.name!r}; rename one, names must be"
@@ -70,18 +72,9 @@ def ablation_files(config: Settings, folders: Sequence[Path]) -> list[Path]:
     ]
 
 
-def _singles(value: Settings, path: Path) -> list[Variant]:
-    variants = [Variant(**{"rows": "packed", "training": {}, **row}) for row in value["variants"]]
-    for variant in variants:
-        _check_training(variant, path)
-    return variants
-
-
 def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
-    # Defaults first, so that the file's values win.
-    start = Variant(**{"rows": "packed", "training": {}, **ladder["start"], "of": of, "rung": 0})
-    _check_training(start, path)
-    rungs, training = [start], dict(start.training)
+    start = Variant(**ladder["start"], of=of, rung=0)
+    rungs, training = [start], start.training
     for i, step in enumerate(ladder["steps"], 1):
         # Each rung undoes some of the start's changes, until only the plan is left.
         training = {k: v for k, v in training.items() if k not in step.get("as_planned", ())}

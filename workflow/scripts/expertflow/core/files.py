@@ -66,7 +66,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Works for files and directories. A failure leaves nothing behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with partial_beside(path) as partial:
+    with hold_partial(path) as (partial, _):
         yield partial
         _share(partial)
         # Content first, then the name: a power cut must not leave the name of an empty file.
@@ -87,18 +87,12 @@ def _share(partial: Path) -> None:
 
 
 @contextmanager
-def partial_beside(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a hidden folder next to it, which is removed at the end."""
-    with hold_partial(path) as (partial, _):
-        yield partial
-
-
-@contextmanager
 def hold_partial(path: Path) -> Iterator[tuple[Path, IO[str]]]:
-    """Yield such a path, and the lock of its folder, which a child process may inherit.
+    """Yield a path of the same name in a hidden folder next to it, which is removed at the end.
 
-    Folders that dead processes left for the same path are removed, too: a folder stays locked while
-    any process with its lock lives. DiskFullError if the block's output does not fit.
+    Also yield the lock of that folder, which a child process may inherit. Folders that dead
+    processes left for the same path are removed, too: a folder stays locked while any process with
+    its lock lives. DiskFullError if the block's output does not fit.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
         if is_abandoned(left):

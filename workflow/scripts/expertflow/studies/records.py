@@ -33,8 +33,8 @@ class Variant(Record, frozen=True, kw_only=True):
 
     name: str
     label: str
-    rows: Rows
-    training: dict[str, Any]
+    rows: Rows = "packed"
+    training: dict[str, Any] = field(default_factory=dict)
     of: str | None = None
     rung: int | None = None
     metric: Metric = "tokens_per_s"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from expertflow.core.files import link_or_copy, partial_beside, remove, sync, sync_directory
+from expertflow.core.files import hold_partial, link_or_copy, remove, sync, sync_directory
 
 log = logging.getLogger(__name__)
 # A job fills its folder, and links its results, within this time.
@@ -29,7 +29,7 @@ def ensure_stored(
         log.warning("%s is damaged; its tokens are computed again", folder)
         remove(folder)
     store.mkdir(parents=True, exist_ok=True)
-    with partial_beside(folder) as partial:
+    with hold_partial(folder) as (partial, _):
         partial.mkdir()
         make(partial)
         sync(partial)

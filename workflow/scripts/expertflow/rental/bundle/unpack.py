@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from expertflow.core.disk import check_space
 from expertflow.core.errors import ConfigError, DataError, HardwareError, TrainingError
-from expertflow.core.files import partial_beside, remove, sha256_file, sync, sync_directory
+from expertflow.core.files import hold_partial, remove, sha256_file, sync, sync_directory
 from expertflow.core.locks import EXPERT_LOCKS, read_holder, sign_lock, try_lock
 from expertflow.core.records import read_record, write_record
 from expertflow.core.sidecars import TIMESTAMP
@@ -131,7 +131,7 @@ def _unpack(bundle: Path, index: BundleIndex, results: Path) -> Iterator[Path]:
         fix = "free some, or open it elsewhere with --directory"
         check_space([(parent, needed, str(bundle))], fix=fix)
         try:
-            with partial_beside(results) as partial:
+            with hold_partial(results) as (partial, _):
 
                 def create(member: Member) -> BinaryIO:
                     path = partial / member.name.removeprefix(prefix)
