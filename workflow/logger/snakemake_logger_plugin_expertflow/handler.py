@@ -67,7 +67,7 @@ class LogHandler(LogHandlerBase):
         with suppress(OSError):
             self._view.close()
             if self.common_settings.dryrun and self._has_ended and not self._has_failed:
-                print_table(self._jobs, self._stream, color=not self.common_settings.nocolor)
+                print_table(self._jobs, self._stream)
         self._has_ended = False  # logging.shutdown closes it again
         super().close()
 

@@ -129,11 +129,11 @@ def add_ranges(texts: list[str]) -> str:
     return f"{_number(low)} to {_number(high)}"
 
 
-def print_table(jobs: PendingJobs, stream: TextIO, *, color: bool) -> None:
-    """Print the table: fitted to the width of a terminal, or one plain line per expert."""
+def print_table(jobs: PendingJobs, stream: TextIO) -> None:
+    """Print one line per expert, and below them the sums."""
     lines = jobs.list_trainings()
     if lines:
-        _print_trainings(lines, stream, color=color)
+        _print_trainings(lines, stream)
     else:
         print(f"\n{NOTHING}", file=stream)
     for text in _sums(jobs.others, lines):
@@ -160,16 +160,12 @@ def _add(text: str, low: float, high: float) -> str:
     return add_ranges([text, f"{low} to {high}"])
 
 
-def _print_trainings(lines: list[Line], stream: TextIO, *, color: bool) -> None:
+def _print_trainings(lines: list[Line], stream: TextIO) -> None:
     _, n_jobs, all_hours, all_dollars, *_ = zip(*lines, strict=True)
     hours = add_ranges(list(all_hours))
-    has_total = len(lines) > 1 and hours != UNKNOWN
-    if has_total:
+    if len(lines) > 1 and hours != UNKNOWN:
         total = str(sum(map(int, n_jobs)))
         lines = [*lines, ("total", total, hours, add_ranges(list(all_dollars)), "", "")]
-    if stream.isatty():
-        _print_rich(lines, stream, color=color, has_total=has_total)
-        return
     table = [HEADER, *lines]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     print(f"\n{TITLE}", file=stream)
@@ -186,20 +182,3 @@ def _number(value: float) -> str:
     """
     n_decimals = max(0, 1 - math.floor(math.log10(value))) if value > 0 else 0  # 0.123: 2
     return f"{value:.{n_decimals}f}"
-
-
-def _print_rich(lines: list[Line], stream: TextIO, *, color: bool, has_total: bool) -> None:
-    # Imported here: every start of Snakemake loads this package, but few print a table.
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in HEADER:
-        table.add_column(name, no_wrap=name not in ("expert", "basis"), overflow="fold")
-    for i, line in enumerate(lines):
-        style = "bold" if has_total and i == len(lines) - 1 else ""
-        table.add_row(*map(Text, line), style=style)
-    console = Console(file=stream, no_color=not color, highlight=False)
-    console.print(f"\n[bold]{TITLE}[/bold]")
-    console.print(table)
