@@ -169,18 +169,12 @@ class SchemaValidators:
         return keyword
 
 
-def pattern_keywords(
-    matches: Callable[[str, str], bool], *, explained: bool = False
-) -> dict[str, Keyword]:
-    """Return the pattern keywords, matched in document order; jsonschema's vary by run.
-
-    ``explained`` errors quote what is wrong, at the object with the unexpected key.
-    """
+def pattern_keywords(matches: Callable[[str, str], bool]) -> dict[str, Keyword]:
+    """Return the pattern keywords, matched in document order; jsonschema's vary by run."""
 
     def pattern(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
         if validator.is_type(instance, "string") and not matches(wanted, instance):
-            quoted = f"{instance!r:.60} " if explained else ""
-            yield ValidationError(f"{quoted}does not match {wanted!r}")
+            yield ValidationError(f"{instance!r:.60} does not match {wanted!r}")
 
     def properties(validator: Any, schemas: Any, instance: Any, _: Any) -> Iterator[Any]:
         if validator.is_type(instance, "object"):
@@ -199,8 +193,7 @@ def pattern_keywords(
             if validator.is_type(wanted, "object"):
                 yield from validator.descend(value, wanted, path=key)
             elif not wanted:
-                path = () if explained else (key,)
-                yield ValidationError(f"{key!r:.60} is unexpected", path=path)
+                yield ValidationError(f"{key!r:.60} is unexpected", path=(key,))
 
     return {
         "pattern": pattern,

@@ -103,9 +103,7 @@ def _validator(schema: Any) -> Any:
 def _with_patterns(draft: Any) -> Any:
     """Derive a draft's validator whose patterns are closer to what JSON Schema specifies."""
     # The module caches compiled patterns.
-    own = pattern_keywords(
-        lambda pattern, text: bool(regex.search(pattern, text, regex.V0)), explained=True
-    )
+    own = pattern_keywords(lambda pattern, text: bool(regex.search(pattern, text, regex.V0)))
     extend: Any = validators.extend
     return extend(draft, {name: own[name] for name in own if name in draft.VALIDATORS})
 
