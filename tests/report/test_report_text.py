@@ -109,6 +109,7 @@ def _run(script: str, report: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     ("text", "message"),
     [
         (None, "there is no report; run snakemake"),
+        ("folder", "a folder exists where a file is needed"),
         ("{", "not JSON"),
         ("[]", "outdated or damaged"),
         ('{"schema_version": 1}', "outdated or damaged"),
@@ -118,7 +119,9 @@ def test_an_unreadable_report_is_one_line(
     script: str, text: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "report.json"
-    if text is not None:
+    if text == "folder":
+        path.mkdir()
+    elif text is not None:
         path.write_text(text)
     output = _run(script, path, monkeypatch)
     assert isinstance(output, str) and output.startswith(f"error: {path}: {message}")

@@ -188,6 +188,7 @@ def test_mistakes_on_the_command_line_get_the_right_command(space: Workspace) ->
         (("-n", "mine"), "to make that expert: snakemake results/mine/report.json"),
         (("-n", *unquoted), "quote a value with spaces: --config 'hardware=H100 SXM'"),
         (("-n", "--config", "preset=full", REPORT), f"before --config: snakemake {REPORT} --conf"),
+        (("-n", "--config", "a.b.c=1"), "a.b.c has a dot; write --config 'a={b: {c: 1}}'"),
         (("--report", "r.zip"), f"finished: snakemake --report report.zip {REPORT}"),
     ):
         assert line in space.refused(*arguments)

@@ -19,6 +19,7 @@ OS_ERRORS = {
     errno.EPERM: _CLOSED,
     errno.EROFS: "is on a read-only file system; mount it for writing, or use --directory",
     errno.ENAMETOOLONG: "has a name too long for the file system; shorten it",
+    errno.EISDIR: "a folder exists where a file is needed; name a file in it, or move it",
     errno.ENOTDIR: "a file exists where a folder is needed; move it, or choose another folder",
 }
 
