@@ -80,7 +80,8 @@ class Place:
         counts = {"n_tokens_in": 1_000_000, "n_tokens": 1_000_000, "n_target_tokens": 500_000,
                   "n_sequences": 500, "sum_len_sq": 400_000_000}  # fmt: skip
         fields = dict.fromkeys(PackedSplit.__struct_fields__, 0) | {"path": "p", "sha256": ""}
-        self.record("pack_sequences", "packing.json", {"train": fields | counts})
+        value = {"train": fields | counts, "sequence_length_tokens": 2048}
+        self.record("pack_sequences", "packing.json", value)
 
     def told(self, rule: str) -> Any:
         return self.workflow.forecast(rule)(SimpleNamespace(expert="e", source="s", shard="000"))
@@ -146,6 +147,13 @@ def test_packed_tokens_take_the_time_of_their_steps(place: Place) -> None:
     # Recomputed layers take time.
     place.manifest["training"]["gradient_checkpointing"] = "auto"
     assert place.hours()[0] == once[0] and place.hours()[1] > 1.1 * once[1]
+    # Small steps take longer for the same tokens; the rows' length is packing's.
+    place.manifest["training"] |= {"batch_size": 1, "gradient_accumulation_steps": 1}
+    in_small_steps = place.hours()
+    assert in_small_steps > once
+    place.manifest["training"]["max_seq_length"] = 2048
+    place.packing()
+    assert place.hours() == in_small_steps
 
 
 def test_full_precision_takes_twice_as_long_and_shares_are_updated_at_once(place: Place) -> None:

@@ -184,8 +184,10 @@ class Forecaster:
         """Return the least and most tokens with a step of each, and the basis of the estimate."""
         spec, packing, facts = self.spec, self.results / "packing.json", self.current_facts()
         has_model = self._is_current("prepare_model", self.results / "model.json")
+        row_tokens = self.expert.training.max_seq_length
         if has_model and self._is_current("pack_sequences", packing):
             train: PackedSplit = read_part(PackedSplit, packing, "train")
+            row_tokens = read_part(int, packing, "sequence_length_tokens")
 
             def of_packed(n_rows: int) -> Range:
                 # The last step of an epoch may have fewer.
@@ -198,7 +200,7 @@ class Forecaster:
         else:
             # No rows yet, or a model whose shape is from other settings.
             tokens = _count_trained(spec, self._tokens_from_bytes(), self._tokens_of_rows)
-            longest = self.expert.training.max_seq_length or math.inf
+            longest = row_tokens or math.inf
             # A document is at most as long as its row.
             low, high = MEAN_CONTEXT_TOKENS
             context = min(low, longest / 2), min(high, longest / 2)
@@ -211,8 +213,8 @@ class Forecaster:
         attention, training = choose_attention(spec, gpu)[0], self.expert.training
         # What a plan would choose: enough rows to keep the card busy.
         per_micro_batch = BUSY_TOKENS
-        if spec.batch_size is not None and training.max_seq_length is not None:
-            per_micro_batch = spec.batch_size * training.max_seq_length
+        if spec.batch_size is not None and row_tokens is not None:
+            per_micro_batch = spec.batch_size * row_tokens
         step = StepWork(
             facts=facts,
             lora=spec.lora,
