@@ -293,12 +293,12 @@ def test_a_set_selected_by_a_plain_hash_is_still_split_evenly() -> None:
     assert 0.04 < mark_held_out(of.group, split_edge(of, 0.05, expert="e")).mean() < 0.06
 
 
-@pytest.mark.parametrize(("n", "why"), [(0, ""), (1, ""), (4, " all belong to one group;")])
+@pytest.mark.parametrize(("n", "why"), [(0, ""), (1, ""), (4, ", all of one group")])
 def test_one_group_cannot_be_split(n: int, why: str) -> None:
     of = columns(n + 1)
     of.group[:-1] = 7
     of.status[-1] = 1
-    message = f"e: {n} documents are too few to hold one out;{why} add records"
+    message = f"e: too few documents to hold one out: {n} left{why}; add records"
     with pytest.raises(DataError, match=message):
         split_edge(of, 0.5, expert="e")
 

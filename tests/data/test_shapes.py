@@ -210,6 +210,11 @@ def test_records_that_are_not_chats(turns: Any, reason: str) -> None:
         chat_of(turns)
 
 
+def test_a_chat_under_another_name() -> None:
+    with pytest.raises(Reject, match=r"^missing_field: .* no field .turns.; it has conversations"):
+        body_of(replace(SPEC, source=CHAT), {"conversations": [USER, ANSWER]})
+
+
 def answer_of(**answer: Any) -> Any:
     return chat_of([USER, {**ANSWER, **answer}]).turns[1]
 

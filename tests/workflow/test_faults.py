@@ -130,7 +130,7 @@ def test_an_unusable_source(fresh: Workspace) -> None:
     rejected = "source sums: 5 of 5 records rejected: missing_field 5; first: data/sums.jsonl"
     for text, output in (
         ("", "data/sums.jsonl is empty"),
-        ('{"question": "x", "answer": "y"}\n', "1 documents are too few to hold one out"),
+        ('{"question": "x", "answer": "y"}\n', "too few documents to hold one out: 1 left"),
         ('{"q": "x"}\n' * 5, rejected),
     ):
         (fresh.root / "data" / "sums.jsonl").write_text(text)

@@ -107,9 +107,9 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
             f" {' and '.join(LIMITS[rule] for rule in limited)}, so that one can be held out"
         )
     raise DataError(
-        f"{expert}: {n} documents are too few to hold one out;"
-        + (" all belong to one group;" if n > 1 else "")
-        + f" add records, or check what was rejected in results/{expert}/documents/"
+        f"{expert}: too few documents to hold one out: {n} left"
+        + (", all of one group;" if n > 1 else ";")
+        + f" add records, or check for repeats and for rejects in results/{expert}/documents/"
     )
 
 

@@ -64,6 +64,8 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Fields], Draft]:
         return _pair_maker(source.prompt or "", source.completion or "", system, supervise_all)
 
     def make_chat(record: Fields) -> Draft:
+        if source.messages not in record:
+            raise reject_missing_field(record, str(source.messages))
         turns, notes = read_turns(record, source, supervise_all=supervise_all)
         if turns[0].role != "system":
             turns = (*system, *turns)

@@ -96,13 +96,10 @@ def read_record(
 def iter_lines(stream: io.BufferedReader) -> Iterator[tuple[bytes | Reject, int]]:
     for line in iter(partial(stream.readline, MAX_RECORD_BYTES + 1), b""):
         if len(line) > MAX_RECORD_BYTES and line[-1] != _NEWLINE:
-            yield too_large(), len(line) + _skip_line(stream)
+            reject = Reject("record_too_large", f"over {MAX_RECORD_BYTES >> 20} MiB")
+            yield reject, len(line) + _skip_line(stream)
         else:
             yield line, len(line)
-
-
-def too_large() -> Reject:
-    return Reject("record_too_large", f"over {MAX_RECORD_BYTES >> 20} MiB")
 
 
 def reject_changed_file(file: DataFile) -> DataError:
