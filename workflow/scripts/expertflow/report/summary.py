@@ -22,7 +22,7 @@ def print_summary(report: Report, *, html_path: Path, console: Console | None = 
     rows = summary_rows(report, html_path=html_path)
     if not console.is_terminal:  # one figure per line, for logs and grep
         for label, text in rows:
-            console.print(f"{label:<18} {text}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{label:<22} {text}", markup=False, highlight=False, soft_wrap=True)
         return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
