@@ -175,10 +175,13 @@ def test_every_job_on_a_card_locks_as_many_as_it_uses(
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "lock_cards", lock_cards)
-    results, plan = planned.parent, read_record(TrainPlan, planned)
+    results = planned.parent
     places = ["--results", str(results), "--output", str(results / "try" / "training.json")]
     monkeypatch.setattr(sys, "argv", [name, *places, *changes])
-    job = SimpleNamespace(spec=SimpleNamespace(hardware="auto", world_size=2), plan=planned)
+    # Answering gets the plan, other jobs its path.
+    plans = {"generate_answers": read_record(TrainPlan, planned)}
+    asked = SimpleNamespace(hardware="auto", world_size=2)
+    job = SimpleNamespace(spec=asked, plan=plans.get(name, planned), model=None)
     given = dict.fromkeys(inspect.signature(module.main).parameters, job)
     with pytest.raises(Locked, match=str(n)):
-        module.main(**{**given, **({"plan": plan} if "plan" in given else {})})
+        module.main(**given)
