@@ -52,8 +52,8 @@ def test_a_failure_is_one_line_and_leaves_what_was_rejected(place: Path) -> None
     (place / "one.txt").write_text('{"question": "what is one"}\n')
     code, _, problem = pretokenize(place, "--input", "one.txt", "--text", "{text}")
     (place / "one.txt").unlink()
-    assert code == 1 and "too few to hold one out" in problem
-    assert "results/" not in problem and problem.endswith("add records\n")
+    assert code == 1 and "too few documents to hold one out" in problem
+    assert "results/" not in problem and problem.endswith("add records, check for repeats\n")
     for given, reason in {
         ("--length", "4"): "key 'training.max_seq_length' is 4",
         ("--text", "{a"): "source files, text: template '{a': expected '}'",

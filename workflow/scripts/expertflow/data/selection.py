@@ -108,8 +108,9 @@ def split_edge(columns: Columns, fraction: float, *, expert: str) -> int:
         )
     raise DataError(
         f"{expert}: too few documents to hold one out: {n} left"
-        + (", all of one group;" if n > 1 else ";")
-        + f" add records, or check for repeats and for rejects in results/{expert}/documents/"
+        + (", all of one group" if n > 1 else "")
+        + "; add records, check for repeats, or check what was rejected in"
+        f" results/{expert}/documents/"
     )
 
 
