@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlglot
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_documents import one_sql_process, score
+from made_up_documents import one_sql_process, score, spec
 from support import PATIENCE_S
 
 from expertflow.core.errors import EvaluationError
@@ -95,6 +96,18 @@ def test_kinds_and_their_reasons(database: Path) -> None:
         assert why is None or verdict.detail == why, query
 
 
+def test_a_manifest_names_the_database_and_a_record_the_metric() -> None:
+    task = SqlExecution(spec(task="sql_execution"))
+    assert (task.metric, task.required) == (
+        "execution_accuracy", ("artifacts.database or fields.schema",)
+    )  # fmt: skip
+    assert task.artifacts == {"database"} and task.fields == {"database", "schema"}
+    assert task.tool_versions()["sqlite"] == sqlite3.sqlite_version
+    assert "sqlglot" not in task.tool_versions()
+    by_schema = SqlExecution(spec(task="sql_execution", fields={"schema": "{schema}"}))
+    assert by_schema.tool_versions()["sqlglot"] == sqlglot.__version__
+
+
 def test_endless_queries_run_out_of_their_budget_and_spare_the_others(database: Path) -> None:
     explosion = f"{SERIES} LIMIT 1000) SELECT count(*) FROM n a, n b, n c, n d"
     # Sorting needs all of it in memory before the first row.
@@ -178,23 +191,35 @@ def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -
     connection.close()
 
 
-def test_functions_that_some_builds_of_sqlite_have_are_refused(
+def test_a_rejected_query_ends_a_connection(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[sqlite3.Connection] = []
     connect = sqlite3.connect
     functions = ("edit", "readfile", "writefile", "fts3_tokenizer", "load_extension")
 
-    def connect_with_functions(*words: Any, **settings: Any) -> sqlite3.Connection:
-        connection = connect(*words, **settings)
+    def count(*words: Any, **settings: Any) -> sqlite3.Connection:
+        opened.append(connect(*words, **settings))
+        # Some builds of SQLite have them.
         for name in functions:
-            connection.create_function(name, 1, str)
-        return connection
+            opened[-1].create_function(name, 1, str)
+        return opened[-1]
 
-    monkeypatch.setattr(sqlite3, "connect", connect_with_functions)
+    monkeypatch.setattr(sqlite3, "connect", count)
     reader = Reader(LIMITS)
-    for name in functions:
-        assert reader.run_query(f"SELECT {name}('x')", database).detail == f"{name} is not allowed"
+    refusals = {f"SELECT {name}('x')": f"{name} is not allowed" for name in functions}
+    hoard = f"{SERIES} LIMIT 999) SELECT hex(zeroblob(400000)) AS h FROM n ORDER BY h"
+    limited = {hoard: "more than 256 MiB", "SELECT zeroblob(2000000000)": "string or blob too big"}
+    for query, refusal in (refusals | limited).items():
+        n_opened = len(opened)
+        for harmless in (GOLD, f"SELECT {'x' * 300}", "SELECT 2"):
+            assert len(reader.run_query(harmless, database).detail) in (0, 200)
+        assert len(opened) == n_opened + 1
+        assert reader.run_query(query, database).detail == refusal
     reader.close()
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
 
 
 def test_each_query_has_its_own_budget(database: Path) -> None:
