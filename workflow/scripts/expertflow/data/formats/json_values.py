@@ -59,7 +59,7 @@ def _elements(stream: io.BufferedReader, path: str) -> Iterator[tuple[int, bytes
                     continue
             element = text[at:end].encode("utf-8", "surrogateescape")
             if len(element) > MAX_RECORD_BYTES:
-                fault = f"over {MAX_RECORD_BYTES >> 20} MiB; a quote is missing, or cut it shorter"
+                fault = f"over {MAX_RECORD_BYTES >> 20} MiB; add the missing quote, or shorten it"
             if fault:
                 raise DataError(f"{path}, line {line}: {fault}")
             yield line, element

@@ -24,7 +24,7 @@ N_RETRIES, FIRST_WAIT_S, LONGEST_WAIT_S = 5, 5.0, 80.0
 RESERVE_S = 60.0
 # Transfers may take longer than the last ones: networks vary.
 MARGIN = 1.5
-# The speed of copies until one was measured: a judgment, a common network of rented machines.
+# Assumed until a copy has been measured: what networks of rented machines commonly reach.
 UNMEASURED_BYTES_PER_S = 100e6
 
 
