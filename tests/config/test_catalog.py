@@ -44,18 +44,18 @@ def test_caches_are_listed_and_a_faulty_manifest_hides_nothing(home: Path) -> No
     (broken / "refs" / "v1").write_text("b" * 40)
     (home / "hub" / "models--x--y" / "snapshots").mkdir(parents=True)
     report = scan_caches()
-    facts, sums = report.datasets
-    (prepared,) = sums.prepared
-    assert (sums.id, sums.commits) == ("someone/Sums", (COMMIT,))
-    assert sums.n_bytes == 108 + prepared.n_bytes > 108
-    assert (prepared.config, prepared.n_records_by_split) == ("default", {"train": 5})
-    assert (facts.id, facts.commits) == ("other/facts", ()) and facts.n_bytes > 0
-    assert len(report.damaged) == 1 and "bad--one" in report.damaged[0]
+    facts, sums = report["datasets"]
+    (prepared,) = sums["prepared"]
+    assert (sums["id"], sums["commits"]) == ("someone/Sums", [COMMIT])
+    assert sums["n_bytes"] == 108 + prepared["n_bytes"] > 108
+    assert (prepared["config"], prepared["n_records_by_split"]) == ("default", {"train": 5})
+    assert (facts["id"], facts["commits"]) == ("other/facts", []) and facts["n_bytes"] > 0
+    assert len(report["damaged"]) == 1 and "bad--one" in report["damaged"][0]
     good = [{"name": "l", "kind": "local", "path": "no.jsonl"}]
     write_config(home.parent, {"good": good, "bad": [{"name": "x", "kind": "hub"}]})
     found = build_catalog()
-    assert [source.status for source in found.sources] == ["missing"]
-    assert len(found.problems) >= 1 and all("bad.yaml" in text for text in found.problems)
+    assert [source["status"] for source in found["sources"]] == ["missing"]
+    assert found["problems"] and all("bad.yaml" in text for text in found["problems"])
 
 
 def test_each_kind_reports_what_is_here(home: Path) -> None:
@@ -75,18 +75,19 @@ def test_each_kind_reports_what_is_here(home: Path) -> None:
     sums, raw = ({"name": n, "kind": "hub", "id": f"someone/{n}"} for n in ("sums", "raw"))
     write_config(home.parent, {"e": [rows, lines, sums], "f": [sums, raw]})
     catalog = build_catalog()
-    assert catalog.problems == ()
-    found = {source.location: source for source in catalog.sources}
-    listed = {n: (s.status, s.n_records, s.license, s.license_origin) for n, s in found.items()}
+    assert catalog["problems"] == []
+    found = {source["location"]: source for source in catalog["sources"]}
+    keys = ("status", "n_records", "license", "license_origin")
+    listed = {name: tuple(source[key] for key in keys) for name, source in found.items()}
     assert listed == {
         "rows.Parquet": ("found", 3, None, None),
         "**/lines.jsonl": ("found", None, "mit", "manifest"),
         "someone/sums": ("prepared", 7, "cc0-1.0", "card"),
         "someone/raw": ("downloaded", None, "cc0-1.0", "card"),
     }
-    assert found["**/lines.jsonl"].n_bytes == 22
-    used = [(use.expert, use.presets) for use in found["someone/sums"].used_by]
-    assert used == [("e", ("demo", "full")), ("f", ("demo", "full"))]
+    assert found["**/lines.jsonl"]["n_bytes"] == 22
+    used = found["someone/sums"]["used_by"]
+    assert used == [{"expert": name, "presets": ["demo", "full"]} for name in ("e", "f")]
 
 
 def test_the_script_alone_needs_no_argument_and_no_snakemake(home: Path) -> None:
