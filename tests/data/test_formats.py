@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from test_read import describe, read_shards
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.data import read
-from expertflow.data.formats import json_values, lines
-from expertflow.data.formats.options import ReadOptions
+from expertflow.data.formats import texts
+from expertflow.data.reject import Reject
+from expertflow.data.settings import ReadOptions
+from expertflow.data.shapes import text_field
 
 # Without the time of day: these bytes are in test names, which must be the same in all workers.
 gzipped = partial(gzip.compress, mtime=0)
@@ -59,15 +60,15 @@ def test_json_is_read_with_a_window_of_any_size(
     path = tmp_path_factory.mktemp("json") / "a.json"
     path.write_text(json.dumps(values, indent=indent, ensure_ascii=False), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_values, "BUFFER_BYTES", n_bytes)
+        patch.setattr(texts, "BUFFER_BYTES", n_bytes)
         assert [r.value for r in read_shards((describe(path),))] == values
 
 
 def test_an_object_too_large_is_not_read_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_values, "MAX_RECORD_BYTES", 100)
-    monkeypatch.setattr(json_values, "BUFFER_BYTES", 7)
+    monkeypatch.setattr(texts, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(texts, "BUFFER_BYTES", 7)
     large = json.dumps({"a": '\\"{' * 90, "b": ["}"] * 90}, indent=1).encode()
     for first, said in ((b"{}", "line 2: over "), (b'{"a": 1 2}', "line 1: not JSON .* on line 1")):
         with pytest.raises(DataError, match=rf"a\.json, {said}"):
@@ -99,6 +100,18 @@ def test_csv_with_another_delimiter(tmp_path: Path) -> None:
     assert seen(tmp_path / "a.csv", b"a;b\n1,5;x\n", delimiter=";") == [(2, {"a": "1,5", "b": "x"})]
 
 
+def test_csv_with_an_unnamed_delimiter_names_the_option(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"a;b\n1,5;x\n2;y\n")
+    ragged, row = read_shards((describe(path),))
+    assert ragged.fault and "';' separates columns, set options.delimiter" in ragged.fault.detail
+    with pytest.raises(Reject, match=r"no field 'a'; if ';' separates columns, set options\.del"):
+        text_field(row.value or {}, "a")
+    path.write_bytes(b'"a";"b"\n')
+    with pytest.raises(DataError, match=r"line 1: the header .*, or set options\.del"):
+        describe(path)
+
+
 TEXT = b"one\r\ntwo\n \n\nthree \xc3\xbc\n\n\xff\n"
 
 
@@ -117,8 +130,7 @@ def test_text(tmp_path: Path, kind: str, wanted: list[Any], packed: str) -> None
 
 
 def test_a_text_too_long_names_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (read, lines):
-        monkeypatch.setattr(module, "MAX_RECORD_BYTES", 20)
+    monkeypatch.setattr(texts, "MAX_RECORD_BYTES", 20)
     for name in ("a.txt", "a.txt.gz"):
         with pytest.raises(DataError, match="text_records to line"):
             seen(tmp_path / name, b"x" * 30 + b"\ny")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from expertflow.core.errors import DataError
 from expertflow.data import read
-from expertflow.data.formats import lines
+from expertflow.data.formats import texts
 from expertflow.data.parse import MAX_DEPTH, parse_object
 from expertflow.data.read import iter_shard
 from expertflow.data.records import DataFile
@@ -200,7 +200,7 @@ def test_numbers_are_lines_of_the_file_in_any_shard(
     wanted = [number for number, row in enumerate(rows, start=1) if row.strip()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, "BLOCK_BYTES", block_bytes)
-        patch.setattr(lines, "BUFFER_BYTES", 4)
+        patch.setattr(texts, "BUFFER_BYTES", 4)
         file = describe(path)
         assert sum(file.n_newlines) == path.read_bytes().count(b"\n")
         assert [record.number for record in read_shards((file,), n_shards)] == wanted
@@ -212,7 +212,7 @@ def test_numbers_are_lines_of_the_file_in_any_shard(
 def test_every_fault_has_its_code_and_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, n_shards: int
 ) -> None:
-    monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 30_000)
+    monkeypatch.setattr(texts, "MAX_RECORD_BYTES", 30_000)
     bad = [*FAULTS, (b'{"q": "' + b"x" * 50_000 + b'"}', "record_too_large", None)]
     path = tmp_path / f"bad{suffix}"
     raw = b'\xef\xbb\xbf{"q": 0}\r\n\n' + b"\n".join(b'{"q": 1}\n' + line for line, *_ in bad)

@@ -5,31 +5,23 @@ shard with its first byte, so any number of shards reads each record once. JSON 
 bytes, columnar files by rows in proportion; other files belong to the shard where they begin.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
-from expertflow.data.formats import delimited, json_values, lines
-from expertflow.data.formats.options import MAX_RECORD_BYTES, ReadOptions
+from expertflow.data.formats import texts
 from expertflow.data.formats.streams import SUFFIXES, open_text, sniff_format
 from expertflow.data.records import Compression, DataFile, FileFormat
 from expertflow.data.reject import RawRecord
+from expertflow.data.settings import ReadOptions
 
 BLOCK_BYTES = 16 << 20
 FORMATS: dict[str, FileFormat] = {
     **{".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv"},
     **{".txt": "text", ".md": "text", ".text": "text"},
     **{".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"},
-}
-# For files that one shard reads completely.
-READERS: dict[FileFormat, Callable[..., Iterator[RawRecord]]] = {
-    "jsonl": lines.iter_all,
-    "json": json_values.iter_all,
-    "text": lines.iter_texts,
-    "csv": delimited.iter_all,
-    "tsv": delimited.iter_all,
 }
 
 
@@ -67,10 +59,10 @@ def describe_file(
 
         n_records = tables.count_rows(path, kind)
     elif kind == "jsonl" and compression is None:
-        n_newlines, n_records = lines.count_lines(path, BLOCK_BYTES)
+        n_newlines, n_records = texts.count_lines(path, BLOCK_BYTES)
     # Found before the run: a file is one record by default.
-    elif kind == "text" and reading.text_records == "file" and n_bytes > MAX_RECORD_BYTES:
-        raise lines.too_long(path)
+    elif kind == "text" and reading.text_records == "file" and n_bytes > texts.MAX_RECORD_BYTES:
+        raise texts.too_long(str(path))
     file = DataFile(
         path=str(path),
         format=kind,
@@ -84,7 +76,7 @@ def describe_file(
     if kind in ("csv", "tsv"):
         with open_text(path, compression) as stream:
             # A missing header, or a repeated name in it, stops the run before any work.
-            delimited.read_header(stream, file, reading)
+            texts.read_header(stream, file, reading)
     return file
 
 
@@ -109,15 +101,14 @@ def iter_shard(
         # A missing file is reported where it is opened.
         with suppress(OSError):
             if Path(file.path).stat().st_size != file.n_bytes:
-                raise lines.reject_changed_file(file)
+                raise texts.reject_changed_file(file)
         if not can_be_cut(file.format, file.compression):
             # The shard with the first byte reads all of it.
             if low == 0:
-                path = Path(file.path)
-                with open_text(path, file.compression) as stream:
-                    yield from READERS[file.format](stream, file, reading)
+                with open_text(Path(file.path), file.compression) as stream:
+                    yield from texts.iter_all(stream, file, reading)
         elif file.format == "jsonl":
-            yield from lines.iter_range(file, low, high, block_bytes=BLOCK_BYTES)
+            yield from texts.iter_range(file, low, high, block_bytes=BLOCK_BYTES)
         else:
             from expertflow.data.formats import tables
 

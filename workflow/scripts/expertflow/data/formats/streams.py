@@ -6,7 +6,7 @@ Its first bytes are checked to find a wrong file name before any work starts.
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +47,20 @@ def open_bytes(path: Path, compression: Compression | None) -> io.BufferedReader
     try:
         if compression is None:
             return io.BufferedReader(path.open("rb", buffering=0), BUFFER_BYTES)
-        source: Any
         if compression == "gzip":
-            source = gzip.open(path)  # noqa: SIM115
             # read1 returns what is unpacked so far; read would lose it if the data is damaged.
-            pieces = _unpack(source.read1, path, compression)
+            packed = gzip.open(path)  # noqa: SIM115
+            raw = _Unpacked(path, compression, packed.read1, packed.close)
         else:
             import pyarrow as pa
 
             source = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
-            pieces = _unpack(source.read, path, compression)
+            raw = _Unpacked(path, compression, source.read, source.close)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}); restore it or change its permissions"
         ) from error
-    return io.BufferedReader(_Pieces(pieces, source), BUFFER_BYTES)
+    return io.BufferedReader(raw, BUFFER_BYTES)
 
 
 def open_text(path: Path, compression: Compression | None) -> io.BufferedReader:
@@ -72,43 +71,45 @@ def open_text(path: Path, compression: Compression | None) -> io.BufferedReader:
     return stream
 
 
-class _Pieces(io.RawIOBase):
-    def __init__(self, pieces: Iterator[bytes], source: Any) -> None:
+class _Unpacked(io.RawIOBase):
+    """Unpacked data as a raw stream, whose errors state the line."""
+
+    def __init__(
+        self,
+        path: Path,
+        compression: Compression,
+        read: Callable[[int], bytes],
+        close: Callable[[], None],
+    ) -> None:
         super().__init__()
-        self._pieces, self._source, self._ready = pieces, source, memoryview(b"")
+        self._path, self._compression, self._read, self._close = path, compression, read, close
+        self._n_lines = 0
 
     def readable(self) -> bool:
         return True
 
     def close(self) -> None:
-        self._source.close()
+        self._close()
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        if not self._ready:
-            # Empty pieces are skipped: reading nothing means the end of the file.
-            self._ready = memoryview(next(filter(None, self._pieces), b""))
-        n_bytes = min(len(buffer), len(self._ready))
-        buffer[:n_bytes] = self._ready[:n_bytes]
-        self._ready = self._ready[n_bytes:]
-        return n_bytes
-
-
-def _unpack(read: Callable[[int], bytes], path: Path, compression: Compression) -> Iterator[bytes]:
-    n_lines = 0
-    try:
-        while data := read(_UNPACKED_BYTES):
-            n_lines += data.count(b"\n")
-            yield data
-    except (OSError, EOFError, zlib.error) as error:
-        place, why = f"after line {n_lines}", str(error)
-        if isinstance(error, EOFError) or why.startswith("Truncated"):
-            fix = "the download is incomplete, fetch it again"
-            raise DataError(f"{path}: ends early {place}; {fix}") from error
-        fix = "compress it again without --long" if "too much memory" in why else "fetch it again"
-        raise DataError(
-            f"{path}: the {compression} data is damaged {place} ({why}); {fix}"
-        ) from error
+        try:
+            data = self._read(min(len(buffer), _UNPACKED_BYTES))
+        except (OSError, EOFError, zlib.error) as error:
+            place, why = f"after line {self._n_lines}", str(error)
+            if isinstance(error, EOFError) or why.startswith("Truncated"):
+                fix = "the download is incomplete, fetch it again"
+                raise DataError(f"{self._path}: ends early {place}; {fix}") from error
+            if "too much memory" in why:
+                fix = "compress it again without --long"
+            else:
+                fix = "fetch it again"
+            raise DataError(
+                f"{self._path}: the {self._compression} data is damaged {place} ({why}); {fix}"
+            ) from error
+        self._n_lines += data.count(b"\n")
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def sniff_format(path: Path, kind: FileFormat, compression: Compression | None) -> tuple[str, ...]:

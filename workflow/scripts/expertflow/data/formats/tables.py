@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from expertflow.core.errors import DataError
 from expertflow.core.strict_json import iter_values
-from expertflow.data.formats.lines import read_record
+from expertflow.data.formats.texts import read_record
 from expertflow.data.records import DataFile, Fields
 from expertflow.data.reject import RawRecord, Reject
 

@@ -7,9 +7,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Struct, field
 
-from expertflow.data.formats.options import SourceOptions
 from expertflow.data.records import Artifact, DataFile, LockedFile, SourceLock
-from expertflow.data.settings import SourceSpec
+from expertflow.data.settings import SourceOptions, SourceSpec
 
 
 class Pins(NamedTuple):

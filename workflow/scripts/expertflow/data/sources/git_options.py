@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from expertflow.core.errors import ConfigError
-from expertflow.data.formats.options import SourceOptions
+from expertflow.data.settings import SourceOptions
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
 # File extensions by language.

@@ -27,10 +27,9 @@ from expertflow.core.errors import DataError
 from expertflow.core.format import size
 from expertflow.core.progress import show_activity
 from expertflow.data import cache
-from expertflow.data.formats.options import SourceOptions
 from expertflow.data.read import describe_file
 from expertflow.data.records import SourceLock
-from expertflow.data.settings import SourceSpec
+from expertflow.data.settings import SourceOptions, SourceSpec
 from expertflow.data.sources import hub_errors, hub_rows
 from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from expertflow.core.errors import DataError
 from expertflow.core.hashes import HashCache
-from expertflow.data.formats.options import ReadOptions
 from expertflow.data.formats.streams import sniff_format
 from expertflow.data.read import can_be_cut, describe_file, format_of
 from expertflow.data.records import LockedFile, SourceLock
+from expertflow.data.settings import ReadOptions
 from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
 
 SHARD_BYTES = 32 << 20
