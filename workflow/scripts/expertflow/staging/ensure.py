@@ -9,7 +9,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from expertflow.core.disk import FULL
 from expertflow.core.errors import DataError, ExpertflowError, HardwareError, TransientError
 from expertflow.core.records import Record, fill_record
 from expertflow.hardware import disk
@@ -95,17 +94,14 @@ def _stage(
     if scratch is None:
         return note
     # Imported here: the import takes longer than finding that nothing needs to be copied.
-    from expertflow.staging.store import NotStagedError, ensure_staged, open_store
+    from expertflow.staging.store import ensure_staged, open_store
 
     try:
         copy = ensure_staged(content, open_store(scratch))
-    except NotStagedError as problem:
+    except HardwareError as problem:
         return _fall_back(note, str(problem))
     except OSError as error:
-        what = error.strerror or str(error)
-        if error.errno in FULL:
-            what = f"{what}, although there seemed to be enough space"
-        return _fall_back(note, f"{scratch}: {what}")
+        return _fall_back(note, f"{scratch}: {error.strerror or error}")
     holds.enter_context(copy.hold)
     return replace(
         note,
