@@ -15,9 +15,10 @@ from judge_server import Answering, Asked, Response, judge_server
 from made_up_documents import example, judge_spec
 
 from expertflow.core.records import write_record
-from expertflow.evaluate.judge.client import MAX_COUNT, Patience
-from expertflow.evaluate.judge.comparison import (
+from expertflow.evaluate.judge import (
+    MAX_COUNT,
     JudgedPair,
+    Patience,
     judge_pairs,
     make_messages,
     read_verdict,

@@ -19,7 +19,7 @@ from expertflow.data.documents import Document
 from expertflow.data.records import Layout, ShardRecord
 from expertflow.evaluate import earlier
 from expertflow.evaluate.baselines import BaselinePredictor, make_baselines
-from expertflow.evaluate.judge.comparison import JudgedPair, judge_pairs
+from expertflow.evaluate.judge import JudgedPair, judge_pairs
 from expertflow.evaluate.leakage import read_split
 from expertflow.evaluate.questions import make_examples
 from expertflow.evaluate.recall import choose_recall, score_recall
