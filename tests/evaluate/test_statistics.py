@@ -1,5 +1,6 @@
 """Intervals cover the truth as often as claimed, and chance is not taken for a change."""
 
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -134,6 +135,44 @@ def test_summarize_counts_by_kind() -> None:
     assert list(score.n_by_kind) == sorted(kinds[:3])
     nothing = statistics.summarize_judgments("m", [], "not scored")
     assert (nothing.value_fraction, nothing.ci95, nothing.reason) == (None, None, "not scored")
+
+
+def test_grouped_questions_count_as_fewer_independent_ones() -> None:
+    def score(right: Sequence[bool], groups: Sequence[int] | None) -> tuple[float, float]:
+        judgments = [Judgment("correct" if one else "wrong") for one in right]
+        ci95 = statistics.summarize_judgments("m", judgments, groups=groups).ci95
+        assert ci95 is not None
+        return ci95
+
+    # Each of 40 questions in five wordings that are right or wrong together: 200 say as much as 40,
+    # and less so by Student's quantiles qt(0.975, 199) and qt(0.975, 39) of R.
+    right = [i < 30 for i in range(40)]
+    alone = statistics.wilson_interval(30, 40)
+    n = 40 * (39 / 40) / (199 / 200) * (1.971957 / 2.022691) ** 2
+    in_five = score(np.repeat(right, 5).tolist(), np.repeat(np.arange(40), 5).tolist())
+    assert in_five == pytest.approx(statistics.wilson_interval(0.75 * n, n), abs=1e-5)
+    assert score(right, list(range(40))) == score(right, None) == alone
+    # Groups as mixed as all questions, or more so, change nothing but for their small number.
+    mixed = score([True, False] * 100, np.repeat(np.arange(100), 2).tolist())
+    assert mixed == pytest.approx(statistics.wilson_interval(100, 200), abs=0.001)
+    # All right: how alike they are within a group is not known.
+    all_right = score([True] * 60, np.repeat(np.arange(12), 5).tolist())
+    assert all_right == pytest.approx(statistics.wilson_interval(10.2, 10.2), abs=0.02)
+    assert score([True] * 9, [0] * 9) == statistics.wilson_interval(1, 1)
+
+
+def test_grouped_scores_hold_the_truth_as_often_as_they_say() -> None:
+    rng, n_held, n_held_alone = np.random.default_rng(5), 0, 0
+    for _ in range(400):
+        # 20 groups of five with a chance of their own; 0.7 on average, alike to 0.5.
+        groups = np.repeat(np.arange(20), 5)
+        right = rng.random(100) < rng.beta(0.7, 0.3, 20)[groups]
+        n = statistics.count_independent(right, groups.tolist())
+        for n_alone in (n, 100):
+            low, high = statistics.wilson_interval(right.mean() * n_alone, n_alone)
+            n_held += low <= 0.7 <= high if n_alone == n else 0
+            n_held_alone += low <= 0.7 <= high if n_alone == 100 else 0
+    assert 0.92 < n_held / 400 < 0.98 and n_held_alone / 400 < 0.8
 
 
 @pytest.mark.usefixtures("few_resamples")

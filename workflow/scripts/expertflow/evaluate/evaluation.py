@@ -193,7 +193,7 @@ class ModelComparison:
             judgments = judge_answers(task, self.asked, answers) if task and answers.texts else []
         score, empty = None, self.unavailable_reason or NO_EXAMPLES
         if self.metric is not None:
-            score = summarize_judgments(self.metric, judgments, empty)
+            score = summarize_judgments(self.metric, judgments, empty, self.groups)
         return ModelOutcome(answers, judgments, _make_side(answers, score, self.seed))
 
     def tool_versions(self) -> dict[str, str]:
@@ -241,7 +241,7 @@ class ModelComparison:
             # One call for all answers, because each call of score may start a process.
             answers = [baseline.answer(example) for example in self.asked]
             judgments = task.score(self.asked, answers)
-        score = summarize_judgments(task.metric, judgments)
+        score = summarize_judgments(task.metric, judgments, groups=self.groups)
         log.info("baseline %s: %d of %d", baseline.name, score.n_correct, score.n_examples)
         return BaselineScore(
             name=baseline.name,

@@ -45,11 +45,7 @@ def estimate_change(
     sums_N = differences * weights_N
     total = float(sums_N.sum() / weights_N.sum())
     if groups is not None:
-        places: dict[Hashable, int] = {}
-        at = [places.setdefault(group, len(places)) for group in groups]
-        sums_N, weights_N = (
-            np.bincount(at, each).astype(np.float64) for each in (sums_N, weights_N)
-        )
+        sums_N, weights_N = (_sum_by_group(each, groups) for each in (sums_N, weights_N))
     low, high = _interval(sums_N, weights_N, seed)
     change: Change = "no measurable change"
     # A group whose differences cancel out does not count as differing.
@@ -59,6 +55,13 @@ def estimate_change(
     return PairedChange(
         quantity=quantity, difference=total, ci95=(low, high), n=len(differences), change=change
     )
+
+
+def _sum_by_group(values_N: Floats, groups: Sequence[Hashable]) -> Floats:
+    """Sum values [N] by group [G], in the order in which the groups occur first."""
+    places: dict[Hashable, int] = {}
+    at = [places.setdefault(group, len(places)) for group in groups]
+    return np.bincount(at, values_N).astype(np.float64)
 
 
 def mean_interval(sums: ArrayLike, counts: ArrayLike, seed: int) -> tuple[float, float] | None:
@@ -98,17 +101,19 @@ def tail_of_interval(n: int) -> float:
 
     Resamples of few units vary too little: by the root of 1 - 1/n, and by as much as Student's
     distribution is wider than the normal one (Hesterberg, The American Statistician 69 (2015)
-    371-386). Its quantile is a series in 1/(n - 1), within 0.2 % from six units on.
+    371-386).
     """
-    if n < 2:
-        return 0.0
+    return NormalDist().cdf(-student_quantile(n) * sqrt(n / (n - 1))) if n > 1 else 0.0
+
+
+def student_quantile(n: int) -> float:
+    """Return Student's 97.5 % quantile of n units, as a series: within 0.2 % from six on."""
     z, v = Z_95, 4 * (n - 1)
     t = z + (z**3 + z) / v + (5 * z**5 + 16 * z**3 + 3 * z) / (6 * v**2)
-    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (6 * v**3)
-    return NormalDist().cdf(-t * sqrt(n / (n - 1)))
+    return t + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (6 * v**3)
 
 
-def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
+def wilson_interval(n_correct: float, n: float) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a proportion (JASA 22 (1927) 209-212).
 
     Unlike the textbook interval, it has a width even at 0 and n correct, which small held-out sets
@@ -124,17 +129,45 @@ def wilson_interval(n_correct: int, n: int) -> tuple[float, float]:
     return low, high
 
 
+def count_independent(right: ArrayLike, groups: Sequence[Hashable]) -> float:
+    """Return how many independent questions determine a share of right ones as surely as these.
+
+    By how much more it varies between ``groups`` than between questions, and with a few groups by
+    Student's distribution, too (Korn and Graubard, Survey Methodology 24 (1998) 193-201). Equally
+    many as questions if each is a group; never more.
+    """
+    right_N, n_groups = np.asarray(right, np.float64), len(set(groups))
+    n = len(right_N)
+    if n_groups < 2 or n_groups == n:
+        return n_groups
+    rest_N = right_N - right_N.mean()
+    # If all are right, or none, nothing shows how alike a group's questions are: entirely, then.
+    if not rest_N.any():
+        rest_N = np.ones(n)
+    between = float((_sum_by_group(rest_N, groups) ** 2).sum()) / (n_groups - 1) * n_groups
+    within = float((rest_N**2).sum()) / (n - 1) * n
+    ratio = student_quantile(n) / student_quantile(n_groups)
+    return n / max(1.0, between / within) * ratio**2
+
+
 def summarize_judgments(
-    metric: str, judgments: Sequence[Judgment], empty: str = NO_EXAMPLES
+    metric: str,
+    judgments: Sequence[Judgment],
+    empty: str = NO_EXAMPLES,
+    groups: Sequence[Hashable] | None = None,
 ) -> TaskScore:
-    n, n_correct = len(judgments), sum(judgment.correct for judgment in judgments)
+    """Count right answers; the interval regards ``groups`` of questions, if given."""
+    right = [judgment.correct for judgment in judgments]
+    n, n_correct = len(right), sum(right)
     counts = Counter(judgment.kind for judgment in judgments)
+    # The share of independent questions, because p stays the same.
+    alone = count_independent(right, groups) / n if n and groups is not None else 1
     return TaskScore(
         metric=metric,
         n_examples=n,
         n_correct=n_correct,
         value_fraction=n_correct / n if n else None,
-        ci95=wilson_interval(n_correct, n) if n else None,
+        ci95=wilson_interval(alone * n_correct, alone * n) if n else None,
         n_by_kind=dict(sorted(counts.items())),
         reason=None if n else empty,
     )
