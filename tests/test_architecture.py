@@ -22,7 +22,7 @@ PUBLIC = {
     " render settings shapes shards",
     "tokens": "arrow engine packing ragged tokenize tokenizer",
     "staging": "content ensure store",
-    "hardware": "card_locks disk gpu_table monitor nvml nvml_device probe",
+    "hardware": "card_locks disk gpu_table monitor nvml probe",
     "evaluate": "answer_text generate scoring statistics",
     "plan": "claims cost draft flops memory override resolve settings step_time switches tuned",
     "train": "device feed.batches feed.loader feed.on_the_fly job memory_trace model.base"

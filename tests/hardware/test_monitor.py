@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.records import to_json
 from expertflow.hardware import monitor as monitoring
 from expertflow.hardware import sampler
-from expertflow.hardware.monitor import read_samples, wait_for_others
+from expertflow.hardware.monitor import read_samples
 from expertflow.hardware.nvml import NO_DRIVER
 from expertflow.hardware.records import Card, GpuSample, MonitorRecord
 from expertflow.hardware.sampler import SamplingInterval
@@ -237,31 +236,26 @@ def test_volumes_are_not_counted_again(tmp_path: Path, monkeypatch: pytest.Monke
     assert sampler.disk_counters(tmp_path) is None
 
 
-def test_a_monitor_waits_for_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    readings = tmp_path / "state" / "gpu.jsonl"
+def test_a_monitor_waits_for_another(tmp_path: Path) -> None:
+    output, readings = tmp_path / "m.json", tmp_path / "state" / "m.jsonl"
     readings.parent.mkdir()
-    looks: list[int] = []
-    with readings.open("w") as other, ExitStack() as held:
+    command = [sys.executable, str(SCRIPTS / "monitor_gpu.py"), "--duration", "0", "--quiet"]
+    command += ["--output", str(output), "--samples", str(readings)]
+    with readings.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-
-        def other_ends_later() -> bool:
-            looks.append(len(looks))
-            if len(looks) == 3:
-                fcntl.flock(other, fcntl.LOCK_UN)
-            return False
-
-        wait_for_others(held, readings, other_ends_later)
-        assert len(looks) == 3
-        message = f"{readings}: waiting for another monitor, which is still writing"
-        assert caplog.messages == [message]
-        # Asked to stop, another one waits no longer.
-        with (
-            ExitStack() as late,
-            pytest.raises(SystemExit, match="another monitor is still writing"),
-        ):
-            wait_for_others(late, readings, lambda: True)
-    with readings.open() as free:
-        fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as monitor:
+            assert monitor.stderr is not None
+            message = f"{readings}: waiting for another monitor, which is still writing"
+            assert message in monitor.stderr.readline()
+            fcntl.flock(other, fcntl.LOCK_UN)
+    assert monitor.returncode == 0 and json.loads(output.read_text())["n_samples"] == 1
+    # Asked to stop, another one waits no longer.
+    with readings.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as monitor:
+            assert monitor.stderr is not None and message in monitor.stderr.readline()
+            monitor.terminate()
+    assert monitor.returncode != 0
 
 
 def log(path: Path, step_s: float, n: int, *, every: int = 1) -> Path:

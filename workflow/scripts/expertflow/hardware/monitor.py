@@ -25,7 +25,7 @@ from expertflow.hardware.summary import Watcher, add_processes, describe_card, n
 
 log = logging.getLogger(__name__)
 
-LONGEST_NAP_S, SHORT_NAP_S = 0.2, 0.02
+LONGEST_NAP_S = 0.2
 # Next to a training on a busy machine, the trainer takes precedence.
 NICE = 5
 
@@ -60,20 +60,21 @@ def run_command(args: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> 
 
 
 def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorRecord:
-    end_s = math.inf if args.duration is None else time.monotonic() + args.duration
     # Passed in, not queried here: the parent may have ended before this process started.
     parent: int | None = args.with_parent
+    samples.parent.mkdir(parents=True, exist_ok=True)
+    stream = held.enter_context(samples.open("a"))
+    if try_lock(stream) == "held":
+        # The monitor of a killed training, writing its last reading.
+        log.warning("%s: waiting for another monitor, which is still writing", samples)
+        try_lock(stream, wait=True)
     if parent not in (None, os.getppid()):
         # By now, these files may belong to the session that continues.
         raise SystemExit(f"process {parent}, which should be monitored, has ended")
+    end_s = math.inf if args.duration is None else time.monotonic() + args.duration
     signals = held.enter_context(record_signals(ignorable=(signal.SIGHUP,)))
     if parent is not None:
         os.nice(NICE)
-
-    def stop() -> bool:
-        return bool(signals) or time.monotonic() > end_s or parent not in (None, os.getppid())
-
-    wait_for_others(held, samples, stop)
     watcher = None
     if not args.quiet:
         from expertflow.hardware.show import show_live
@@ -86,23 +87,12 @@ def _watch(args: argparse.Namespace, samples: Path, held: ExitStack) -> MonitorR
         ),
         zero_s=args.zero,
         goes_on=args.go_on,
-        stop=stop,
+        stop=lambda: (
+            bool(signals) or time.monotonic() > end_s or parent not in (None, os.getppid())
+        ),
         n_gpus=args.n_gpus,
         watcher=watcher,
     )
-
-
-def wait_for_others(held: ExitStack, samples: Path, stop: Callable[[], bool]) -> None:
-    """Lock the readings; the monitor of a killed training may still be writing its last one."""
-    samples.parent.mkdir(parents=True, exist_ok=True)
-    stream = held.enter_context(samples.open("a"))
-    if try_lock(stream) != "held":
-        return
-    log.warning("%s: waiting for another monitor, which is still writing", samples)
-    while try_lock(stream) == "held":
-        if stop():
-            raise SystemExit(f"{samples}: another monitor is still writing; nothing was recorded")
-        time.sleep(SHORT_NAP_S)
 
 
 def monitor_machine(

@@ -18,8 +18,7 @@ from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
 from expertflow.hardware.disk import describe_places, list_candidates
 from expertflow.hardware.gpu_table import CardRow, describe_unlisted, find_row, gpu_by_name
-from expertflow.hardware.nvml import HIDDEN, NO_DRIVER, open_gpus
-from expertflow.hardware.nvml_device import Device
+from expertflow.hardware.nvml import HIDDEN, NO_DRIVER, Device, open_gpus
 from expertflow.hardware.records import GpuFacts, GpuSeen, MachineFacts
 
 log = logging.getLogger(__name__)

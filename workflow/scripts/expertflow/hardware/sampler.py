@@ -11,8 +11,7 @@ import psutil
 from msgspec import Struct, field
 
 from expertflow.core.files import read_json_lines
-from expertflow.hardware.nvml import Gpus
-from expertflow.hardware.nvml_device import QUESTIONS, Device
+from expertflow.hardware.nvml import QUESTIONS, Device, Gpus
 from expertflow.hardware.records import GpuSample
 
 # The goal: at least 20 readings per epoch, from one to ten per second. Readings come late on a busy

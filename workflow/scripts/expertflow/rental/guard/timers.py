@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 
 from expertflow.core.process import kill_group
-from expertflow.hardware.nvml import open_gpus
-from expertflow.hardware.nvml_device import Device
+from expertflow.hardware.nvml import Device, open_gpus
 from expertflow.rental.sync.store import files_below
 
 log = logging.getLogger(__name__)
