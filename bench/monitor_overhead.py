@@ -47,8 +47,8 @@ from expertflow.train import processes
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.job import run_monitor
 from expertflow.train.loop import train_step
-from expertflow.train.run import assemble_run
 from expertflow.train.saved.checkpoint import Saver
+from expertflow.train.start import assemble_run
 
 ROOT = Path(__file__).resolve().parents[1]
 # Run in a separate process, where the environment selects the library.

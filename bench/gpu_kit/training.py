@@ -23,12 +23,12 @@ from expertflow.plan.resolve import plan_training
 from expertflow.plan.settings import LoraSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import loop
-from expertflow.train.compilation import note_compilation, try_to_compile
 from expertflow.train.feed.loader import load_batches
-from expertflow.train.memory import OutOfMemory, warm_up_compile
+from expertflow.train.memory import OutOfMemory
 from expertflow.train.processes import Processes, start_processes
-from expertflow.train.run import TrainInputs, assemble_run
+from expertflow.train.run import TrainInputs
 from expertflow.train.saved.checkpoint import Saver
+from expertflow.train.start import assemble_run, note_compilation, try_to_compile, warm_up_compile
 from expertflow.train.step_hooks import flush_steps
 from gpu_kit.card_watch import watch_card
 from gpu_kit.cards import card

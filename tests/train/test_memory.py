@@ -12,7 +12,7 @@ from tiny_run import assembled, made, train
 from expertflow.core.attempts import process_age_s
 from expertflow.core.errors import TransientError
 from expertflow.plan.records import TrainPlan
-from expertflow.train import memory
+from expertflow.train import memory, start
 from expertflow.train.memory import OutOfMemory, describe_shortage
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.run import TrainInputs
@@ -152,7 +152,7 @@ def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> 
         run.feed.collator.cuts = True
         before = torch.get_rng_state()
         run.loss.train()
-        memory.probe_longest_batch(run)
+        start.probe_longest_batch(run)
         assert checkpoint_files.complete_checkpoints(run.state) == []
     longest = int(run.feed.collator.n_tokens_N.argmax())
     assert longest in seen[0] and len(seen) == 1

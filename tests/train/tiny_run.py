@@ -12,9 +12,10 @@ from expertflow.plan.records import TrainPlan
 from expertflow.staging.records import StagingRecord
 from expertflow.train import job, processes
 from expertflow.train.records import ModelRecord, RunSummary, TrainingRecord
-from expertflow.train.run import TrainingRun, TrainInputs, assemble_run
+from expertflow.train.run import TrainingRun, TrainInputs
 from expertflow.train.saved import checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
+from expertflow.train.start import assemble_run
 
 
 def made(folder: Path, **settings: Any) -> TrainInputs:

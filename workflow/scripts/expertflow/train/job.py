@@ -32,7 +32,6 @@ from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import fingerprint, loop, memory, processes, publish
-from expertflow.train.compilation import try_to_compile
 from expertflow.train.device import configure_allocator
 from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.model.weights import Diverged
@@ -40,10 +39,11 @@ from expertflow.train.preflight import run_preflight
 from expertflow.train.processes import Processes
 from expertflow.train.profiler import PROFILE, publish_profile
 from expertflow.train.records import ModelRecord, RunSummary, TrainingRecord
-from expertflow.train.run import TrainInputs, assemble_run, stop_on_signals
+from expertflow.train.run import TrainInputs, stop_on_signals
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.saved.state_dirs import lock_state
+from expertflow.train.start import assemble_run, probe_longest_batch, try_to_compile
 from expertflow.train.step_hooks import STEPS_FILE, truncate_log
 
 log = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]
         run = assemble_run(inputs, processes=processes, saver=saver, stop=stop, directory=newest)
         # Steps logged after the checkpoint are repeated, and would appear twice.
         truncate_log(run)
-        memory.probe_longest_batch(run)
+        probe_longest_batch(run)
         try_to_compile(run)
         loop.train(run)
         return publish.finish_run(run)

@@ -13,7 +13,6 @@ import torch
 from msgspec.structs import replace
 
 from expertflow.core.progress import show_activity
-from expertflow.train.compilation import note_compilation
 from expertflow.train.feed.batches import TENSORS, Batch
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import memory_advice
@@ -22,6 +21,7 @@ from expertflow.train.optimizers import learning_rate
 from expertflow.train.processes import no_gradient_sync
 from expertflow.train.profiler import StepProfiler
 from expertflow.train.run import PendingStep, TrainingRun
+from expertflow.train.start import note_compilation
 from expertflow.train.step_hooks import after_step, evaluate_held_out, is_evaluation_due
 
 

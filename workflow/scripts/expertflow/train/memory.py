@@ -1,11 +1,10 @@
-"""Handle low memory: advice, retries with smaller micro-batches, and trial batches."""
+"""Handle low memory: advice, and retries with smaller micro-batches."""
 
 import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 from msgspec.structs import replace
 
@@ -15,10 +14,7 @@ from expertflow.core.records import read_record, write_record
 from expertflow.plan.memory import suggest_others
 from expertflow.plan.records import TrainPlan
 from expertflow.train.device import is_out_of_memory
-from expertflow.train.feed.batches import Batch
-from expertflow.train.feed.loader import Feed
 from expertflow.train.records import MemoryRetry
-from expertflow.train.run import TrainingRun
 from expertflow.train.saved import checkpoint_files
 
 log = logging.getLogger(__name__)
@@ -105,48 +101,3 @@ def note_retry(plan: TrainPlan, state: Path, error: OutOfMemory) -> None:
         # The other ranks wait for this one, so only a restart brings them back together.
         raise TransientError(f"{error}; run again to use these after step {done}") from error
     log.warning("%s; continuing with these after step %d", error, done)
-
-
-def probe_longest_batch(run: TrainingRun) -> None:
-    """Run the longest micro-batch, so that a run that does not fit fails immediately.
-
-    Row lengths differ only if rows are cut to the longest of their batch.
-    """
-    feed = run.feed
-    if isinstance(feed, Feed) and feed.collator.cuts:
-        longest = np.argsort(-feed.collator.n_tokens_N, kind="stable")[: feed.micro_batch_size]
-        try_batches(run, iter([feed.collator.batch(longest)]))
-
-
-def warm_up_compile(run: TrainingRun, n_steps: int) -> None:
-    """Run and discard one micro-batch of each shape in the next steps.
-
-    Rows cut to the longest of their batch have too many shapes for that.
-    """
-    feed, first = run.feed, run.progress.step
-    if not run.plan.torch_compile or not isinstance(feed, Feed) or feed.collator.cuts:
-        return
-    known: set[tuple[int, ...]] = set()
-
-    def new_shapes() -> Iterator[Batch]:
-        for rows in feed.between(first, min(first + n_steps, feed.n_steps)):
-            batch = feed.collator.batch(rows)
-            shape = tuple(batch.input_ids_BL.shape)
-            if shape not in known:
-                known.add(shape)
-                yield batch
-
-    try_batches(run, new_shapes())
-
-
-def try_batches(run: TrainingRun, batches: Iterator[Batch]) -> None:
-    """Run batches forward and backward, leaving gradients and random numbers unchanged."""
-    devices = [run.device] if run.device.type == "cuda" else []
-    # DDP could not continue after a failed forward or backward pass.
-    module = getattr(run.loss, "module", run.loss)
-    with torch.random.fork_rng(devices), memory_advice(run.plan, run.device):
-        for batch in batches:
-            with run.processes.accelerator.autocast():
-                loss = module(batch)
-            run.processes.accelerator.backward(loss)
-            run.optimizer.zero_grad(set_to_none=True)

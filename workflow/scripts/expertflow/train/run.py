@@ -1,44 +1,31 @@
-"""A run: its inputs, its progress, and how it is assembled or resumed."""
+"""A run: its inputs, its objects, its progress."""
 
-import logging
 import math
 import resource
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import Struct, field
-from tqdm import tqdm
 
-from expertflow.core.attempts import process_age_s
-from expertflow.core.errors import TrainingError, single_line
+from expertflow.core.errors import single_line
 from expertflow.core.process import record_signals
-from expertflow.core.records import Record, from_json
-from expertflow.plan.memory import suggest_others
+from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
-from expertflow.tokens.arrow import PackedRows, read_rows
-from expertflow.train.device import apply_switches
-from expertflow.train.feed.loader import BaseFeed, make_feed
-from expertflow.train.model.load import describe_weights, load_for_training
+from expertflow.tokens.arrow import PackedRows
+from expertflow.train.feed.loader import BaseFeed
 from expertflow.train.model.start_check import Route
-from expertflow.train.optimizers import make_optimizer
-from expertflow.train.processes import Processes, wrap_model
+from expertflow.train.processes import Processes
 from expertflow.train.records import EvalPoint, Fallback, ModelRecord, SavePoint
-from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
-from expertflow.train.start import prepare_loss
 from expertflow.train.timing import Clock, StepTimer
 
 if TYPE_CHECKING:
     # It imports packages that a run on packed rows does not need, as in a peer's environment.
     from expertflow.train.feed.on_the_fly import Documents
-
-log = logging.getLogger(__name__)
 
 
 def one_line(error: BaseException) -> str:
@@ -154,119 +141,3 @@ class PendingStep(Struct, kw_only=True):
     grad_norm: torch.Tensor
     n_padding: int
     parts: Callable[[], dict[str, float]] | None
-
-
-def assemble_run(
-    inputs: TrainInputs,
-    *,
-    processes: Processes,
-    saver: Saver,
-    stop: Callable[[], bool],
-    directory: Path | None,
-) -> TrainingRun:
-    plan, model = inputs.plan, inputs.model
-    progress, clock = _progress(inputs, directory)
-    feed, held_out, data = _data(inputs, processes)
-    words = [*apply_switches(plan, processes.device), data]
-    # The same seed in all processes: they draw the same new adapter weights.
-    torch.manual_seed(plan.seed)
-    try:
-        net = load_for_training(plan, model, processes.device, weights=inputs.weights)
-        words.append(describe_weights(net, plan))
-        loss, route, progress.fallbacks, more = prepare_loss(
-            net, plan, processes, feed, step=progress.step, earlier=progress.fallbacks
-        )
-        wrapped = wrap_model(loss, plan)
-    except torch.OutOfMemoryError as error:
-        raise TrainingError(
-            f"{model.name} alone does not fit in the memory of this {plan.hardware}; use"
-            f" {suggest_others(plan)}"
-        ) from error
-    run = TrainingRun(
-        plan=plan,
-        model=model,
-        state=inputs.state,
-        net=net,
-        loss=wrapped,
-        route=route,
-        # After wrapping: fsdp replaces the parameters, and an optimizer would keep the old ones.
-        optimizer=processes.wrap_optimizer(make_optimizer(net, plan)),
-        processes=processes,
-        feed=feed,
-        held_out=held_out,
-        clock=clock,
-        timer=StepTimer(clock, processes.device),
-        saver=saver,
-        stop=stop,
-        progress=progress,
-        activated=(*words, *more),
-    )
-    # Dropout differs between processes; new adapter weights do not.
-    torch.manual_seed(plan.seed + processes.rank)
-    if directory is not None:
-        _resume(run, directory, inputs)
-    if processes.is_first and sys.stderr.isatty():
-        run.bar = tqdm(total=plan.n_steps, initial=progress.step, unit="step")
-    for line in run.activated:
-        log.info("%s", line)
-    return run
-
-
-def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRows, str]:
-    plan, rows, documents = inputs.plan, inputs.rows, inputs.documents
-    if documents is None:
-        feed = make_feed(plan, read_rows(rows / "train"), rank=processes.rank)
-        source = f"pre-tokenized data from {rows}, {plan.n_sequences} rows"
-        return feed, read_rows(rows / "held_out"), source
-    if plan.world_size > 1:
-        raise TrainingError(
-            f"{rows}: has no packed rows, and {plan.world_size} processes cannot tokenize on the"
-            " fly; run pack_sequences again"
-        )
-    from expertflow.train.feed.on_the_fly import read_on_the_fly
-
-    source = f"data tokenized on the fly, {rows} has no packed rows"
-    log.warning("%s", source)
-    return (*read_on_the_fly(plan, inputs.model, documents), source)
-
-
-def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[TrainProgress, Clock]:
-    since_start = inputs.since_start
-    # A second attempt of this process includes the first one's time.
-    earlier = {"wall": inputs.seen_s + (0.0 if since_start else process_age_s())}
-    if directory is None:
-        progress = TrainProgress(started_at=datetime.now(UTC).isoformat(timespec="seconds"))
-        # An earlier process left no checkpoint; all of its time is lost.
-        progress.resumed_at_steps = (0,) if inputs.seen_s else ()
-    else:
-        saved = checkpoint_files.read_progress(directory)
-        # The file also contains what only the checkpoint itself needs, such as the seed.
-        known = {key: saved[key] for key in TrainProgress.__struct_fields__}
-        progress, earlier = from_json(TrainProgress, known), saved["clock"] | earlier
-    return progress, Clock(earlier, since_process_start=since_start)
-
-
-def _resume(run: TrainingRun, directory: Path, inputs: TrainInputs) -> None:
-    progress, processes = run.progress, run.processes
-    saved = checkpoint.restore_checkpoint(
-        directory,
-        model=run.net,
-        optimizer=run.optimizer,
-        scaler=processes.accelerator.scaler,
-        rank=processes.rank,
-        world_size=processes.world_size,
-    )
-    if saved["run"] != run.state.name:
-        raise TrainingError(
-            f"{directory}: belongs to run {saved['run']}, with other settings, rows, model or code;"
-            f" remove {run.state}"
-        )
-    # Equal settings give the same order of rows, unless numpy changes its permutations.
-    if saved["order_sha256"] != run.feed.order.sha256_of_step(progress.step):
-        raise TrainingError(
-            f"{directory}: was saved with another order of rows; remove {run.state}"
-        )
-    # A checkpoint that this process wrote before memory ran out already counts its session.
-    if inputs.since_start or saved["clock"]["wall"] <= inputs.seen_s:
-        progress.resumed_at_steps += (progress.step,)
-    log.info("resumed after step %d from %s", progress.step, directory)

@@ -19,8 +19,7 @@ from expertflow.core.errors import Interrupted
 from expertflow.core.files import remove
 from expertflow.core.records import Record, read_record
 from expertflow.plan.records import TrainPlan
-from expertflow.train import loop, memory, processes, step_hooks
-from expertflow.train.compilation import note_compilation, try_to_compile
+from expertflow.train import loop, memory, processes, start, step_hooks
 from expertflow.train.device import configure_allocator
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.model.weights import Diverged
@@ -28,7 +27,6 @@ from expertflow.train.records import ModelRecord, TrialResult
 from expertflow.train.run import (
     TrainingRun,
     TrainInputs,
-    assemble_run,
     one_line,
     stop_on_signals,
 )
@@ -106,7 +104,9 @@ def _assembled(trial: Trial, plan: TrainPlan) -> Iterator[TrainingRun]:
             )
             with Saver(state, keep=1) as saver:
                 group = processes.start_processes(plan)
-                yield assemble_run(inputs, processes=group, saver=saver, stop=stop, directory=None)
+                yield start.assemble_run(
+                    inputs, processes=group, saver=saver, stop=stop, directory=None
+                )
         finally:
             remove(state)
 
@@ -114,8 +114,8 @@ def _assembled(trial: Trial, plan: TrainPlan) -> Iterator[TrainingRun]:
 def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
     cuda = run.device.type == "cuda"
     run.loss.train()
-    memory.probe_longest_batch(run)
-    try_to_compile(run)
+    start.probe_longest_batch(run)
+    start.try_to_compile(run)
     run.clock.book_startup()
     run.fetched_at_s = time.perf_counter()
     with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
@@ -127,8 +127,8 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
 
         startup_s = time.perf_counter() - began_s
         _warm_up(trial, run, step)
-        note_compilation(run)
-        memory.warm_up_compile(run, trial.n_timed_steps)
+        start.note_compilation(run)
+        start.warm_up_compile(run, trial.n_timed_steps)
         losses = _fetch(run)
         _wait(run)
         before = {name: getattr(run.progress, name) for name in COUNTS}

@@ -8,9 +8,8 @@ gradients falls back to its next choice: attention, then compilation, then the l
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch.nn import functional
@@ -40,6 +39,8 @@ T = TypeVar("T")
 Autocast = Callable[[], AbstractContextManager[None]]
 AnyOf = Callable[[bool], list[bool]]
 Gradients = dict[str, torch.Tensor]
+# What is wrong with a route's loss and gradients, if anything, and how close they are.
+Comparison = tuple[str | None, str]
 
 
 class Route:
@@ -84,13 +85,6 @@ class Route:
                 self.use("loss", "chunked")
 
 
-class Comparison(NamedTuple):
-    """What is wrong with a route's loss and gradients, if anything, and how close they are."""
-
-    problem: str | None
-    words: str = ""
-
-
 def check_route(
     loss: PackedLoss,
     route: Route,
@@ -99,26 +93,46 @@ def check_route(
     autocast: Autocast,
     any_of: AnyOf = lambda flag: [flag],
     after_step: int = 0,
-) -> tuple[tuple[Fallback, ...], str]:
+) -> tuple[list[Fallback], str]:
     """Compare loss and gradients with the plain route's; fall back where they differ.
 
     Returns the fallbacks, and how close the route in use comes. Processes decide together. Weights,
     gradients, modes and random numbers stay as they are. If memory runs out, raises torch's error.
     """
+    fallbacks: list[Fallback] = []
     with _comparable(loss):
-        expected = _run_in_all(partial(_plain_pass, loss, batch, autocast), any_of)
+        expected = _run_in_all(lambda: _plain_pass(loss, batch, autocast), any_of)
 
         def compare() -> Comparison:
-            found = _run_in_all(partial(_compare_fast, loss, batch, autocast, *expected), any_of)
-            [failed] = any_of(found.problem is not None)
-            if failed and found.problem is None:
-                return found._replace(problem="it differs in another process")
-            return found
+            compared = _run_in_all(lambda: _compare_fast(loss, batch, autocast, *expected), any_of)
+            [failed] = any_of(compared[0] is not None)
+            return (compared[0] or "it differs in another process" if failed else None), compared[1]
 
-        first = compare()
-        if first.problem is None:
-            return (), first.words
-        return _fall_back(route, compare, after_step)
+        problem, words = compare()
+        if problem is None:
+            return [], words
+        # From the plainest choices, each part gets the first one that agrees.
+        for part in PARTS:
+            route.use(part, route.choices(part)[-1])
+        for part in PARTS:
+            reasons = []
+            for choice in (choices := route.choices(part)):
+                route.use(part, choice)
+                problem, words = compare()
+                if problem is None:
+                    break
+                reasons.append(problem)
+            # If none agrees, the last and plainest one stays.
+            if choice != choices[0]:
+                fallback = Fallback(
+                    part=part,
+                    planned=choices[0],
+                    used=choice,
+                    reason=reasons[0],
+                    after_step=after_step,
+                )
+                fallbacks.append(fallback)
+    return fallbacks, words
 
 
 def _run_in_all(run: Callable[[], T], any_of: AnyOf) -> T:
@@ -134,36 +148,6 @@ def _run_in_all(run: Callable[[], T], any_of: AnyOf) -> T:
     if is_short:
         raise error or torch.OutOfMemoryError("memory ran out in another process")
     return made
-
-
-def _fall_back(
-    route: Route, compare: Callable[[], Comparison], after_step: int
-) -> tuple[tuple[Fallback, ...], str]:
-    """Start from the plainest choices, then use for each part the first one that agrees."""
-    fallbacks = []
-    ladders = {part: route.choices(part) for part in PARTS}
-    for part in PARTS:
-        route.use(part, ladders[part][-1])
-    for part in PARTS:
-        reasons = []
-        for choice in (choices := route.choices(part)):
-            route.use(part, choice)
-            found = compare()
-            if found.problem is None:
-                break
-            reasons.append(found.problem)
-        # If none agrees, the last and plainest one stays.
-        if choice != choices[0]:
-            fallbacks.append(
-                Fallback(
-                    part=part,
-                    planned=choices[0],
-                    used=choice,
-                    reason=reasons[0],
-                    after_step=after_step,
-                )
-            )
-    return tuple(fallbacks), found.words
 
 
 def _plain_pass(loss: PackedLoss, batch: Batch, autocast: Autocast) -> tuple[float, Gradients]:
@@ -210,13 +194,13 @@ def _compare_fast(
         loss.zero_grad()
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
-        return Comparison(f"it fails: {single_line(error, 300)}")
+        return f"it fails: {single_line(error, 300)}", ""
     found = dict(_take_gradients(loss))
     difference = abs(value.item() - expected)
     if not difference <= LOSS_TOLERANCE * abs(expected):
-        return Comparison(f"its loss is {value.item():.6g}, but {expected:.6g} on the plain route")
+        return f"its loss is {value.item():.6g}, but {expected:.6g} on the plain route", ""
     problem, words = _compare_gradients(found, gradients)
-    return Comparison(problem, f"loss off by {difference / abs(expected):.1e}, {words}")
+    return problem, f"loss off by {difference / abs(expected):.1e}, {words}"
 
 
 def _compare_gradients(found: Gradients, expected: Gradients) -> Comparison:
@@ -226,12 +210,12 @@ def _compare_gradients(found: Gradients, expected: Gradients) -> Comparison:
     counted = products[:, 2] >= COUNTED**2 * products[:, 2].max()
     for name, products_3, counts in zip(names, products, counted, strict=True):
         if counts and (problem := _disagreement(products_3, *EACH)) is not None:
-            return Comparison(f"the gradient of {name} {problem}")
+            return f"the gradient of {name} {problem}", ""
     problem = _disagreement(products.sum(0), *ALL)
     # Nothing counts if the largest norm is NaN.
     least = min(map(_cosine, products[counted]), default=math.nan)
     words = f"cosine of gradients {_cosine(products.sum(0)):.6f}, each at least {least:.4f}"
-    return Comparison(problem and f"the gradient of all weights {problem}", words)
+    return problem and f"the gradient of all weights {problem}", words
 
 
 def _cosine(products: torch.Tensor) -> float:
