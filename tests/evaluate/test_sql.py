@@ -74,7 +74,8 @@ def test_kinds_and_their_reasons(database: Path) -> None:
         "SELECT 'unclosed": ("syntax_error", None),
         "SELECT 1\0; DROP TABLE item": (
             "syntax_error", "contains a NUL character or a lone surrogate"),
-        f"SELECT '{'x' * 100_000}'": ("syntax_error", "longer than 100000 characters"),
+        f"SELECT '{'x' * 99_991}'": wrong,
+        f"SELECT '{'x' * 99_992}'": ("syntax_error", "longer than 100000 characters"),
         "": ("empty", ""),
         " ;; -- nothing": ("empty", ""),
         "SELECT 1; SELECT 2": ("not_a_query", "several statements"),
@@ -159,6 +160,9 @@ def test_a_reference_that_fails_names_its_document(database: Path) -> None:
 def test_a_missing_or_broken_database_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match=r"document d7: its database .* is not a file"):
         _judge(tmp_path / "none.db", "SELECT 1", gold="SELECT 1")
+    for known, files in (("none", {}), ("b, c", {"c": tmp_path, "b": tmp_path})):
+        with pytest.raises(EvaluationError, match=rf"no artifact 'database' .*known: {known}\)"):
+            score(SqlExecution, ["SELECT 1"], "SELECT 1", artifacts=files)
     (tmp_path / "text.db").write_text("not a database at all" * 100)
     with pytest.raises(EvaluationError, match="not a database"):
         _judge(tmp_path / "text.db", "SELECT 1", gold="SELECT name FROM item")
@@ -216,6 +220,11 @@ def test_a_rejected_query_ends_a_connection(
             assert len(reader.run_query(harmless, database).detail) in (0, 200)
         assert len(opened) == n_opened + 1
         assert reader.run_query(query, database).detail == refusal
+    # Only the last database stays open.
+    reader.run_query(GOLD, database)
+    assert reader.run_query("SELECT 1", database.with_name("other.db")).kind == "syntax_error"
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        opened[-1].execute("SELECT 1")
     reader.close()
     for connection in opened:
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):
