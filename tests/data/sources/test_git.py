@@ -14,6 +14,7 @@ from expertflow.core.errors import DataError, ExpertflowError
 from expertflow.data.records import SourceLock
 from expertflow.data.secrets import replace_emails
 from expertflow.data.settings import SourceSpec
+from expertflow.data.sources.base import Pinned, Pins
 from expertflow.data.sources.git import GitRepository, extract_commits
 from expertflow.data.sources.git_options import GitOptions
 from expertflow.data.sources.git_store import resolve_commit
@@ -140,6 +141,27 @@ def test_names_and_addresses_are_hidden_by_default(repository: Path) -> None:
     assert "Co-authored-by: Ann <ann@a.org>" in named["message"]
 
 
+@pytest.mark.parametrize(
+    ("trailer", "hidden"),
+    [
+        ("Reported-by: Bob", "Reported-by: Contributor 2"),
+        ("Reported-by: Jo Lund (by phone)", "Reported-by: somebody (by phone)"),
+        ("Signed-off-by: Jo Lund, Ann", "Signed-off-by: somebody"),
+        (" Suggested-By:\tJo jo@l.org", f" Suggested-By: somebody {replace_emails('jo@l.org')}"),
+        ("Reported-by: jo.lund@l.org", f"Reported-by: {replace_emails('jo.lund@l.org')}"),
+        ("Fixed-by: 4f6a, a1b2", "Fixed-by: 4f6a, a1b2"),
+        ("Reviewed-by: Ann <ann@a.org>", "Reviewed-by: Contributor 1"),
+        ("sort-by: name", "sort-by: name"),
+        ("Reported-by: " + "x" * 300, "Reported-by: " + "x" * 300),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_name_without_an_address_is_hidden(repository: Path, trailer: str, hidden: str) -> None:
+    commit(repository, {}, f"Last\n\n{trailer}", day=8)
+    commit(repository, {"new.txt": b""}, f"Next\n\n{trailer}", day=9)
+    assert extracted(repository)["Next"]["message"] == f"Next\n\n{hidden}\n"
+
+
 def test_the_narrative_is_complete(repository: Path) -> None:
     git(repository, "tag", "v2", "topic")
     topic = extracted(repository)["Topic"]
@@ -159,6 +181,21 @@ def test_a_commit_has_its_first_tag_and_the_walked_branch(repository: Path) -> N
     assert tags == {**tagged, "Main goes on": None, "Move": None}
     for ref, branch in (("HEAD", "main"), ("topic", "topic"), ("v1", "v1"), ("topic~1", None)):
         assert {record["branch"] for record in extracted(repository, ref=ref).values()} == {branch}
+
+
+def test_a_new_tag_or_branch_changes_the_lock(repository: Path, tmp_path: Path) -> None:
+    def pin(path: Path) -> Pinned:
+        pins = Pins(lambda _: "", lambda _: "")
+        return GitRepository(SourceSpec(name="s", kind="git", path=str(path))).pin(pins)
+
+    bundle, found = tmp_path / "made.bundle", []
+    for command in (("status",), ("tag", "v2"), ("branch", "more", "v1"), ("branch", "-D", "more")):
+        git(repository, *command)
+        git(repository, "bundle", "create", "--quiet", str(bundle), "--all")
+        found.append((pin(repository), pin(bundle)))
+    for first, tagged, branched, last in zip(*found, strict=True):
+        assert first.revision == branched.revision
+        assert first != tagged != branched != last == tagged
 
 
 def test_a_merge_is_shown_against_its_first_parent(repository: Path) -> None:

@@ -56,7 +56,13 @@ _SLOW_HEADS = (
 _HEAD = re.compile("|".join((_EMPTY_HEAD, *map(re.escape, _SLOW_HEADS))))
 _HAS_BOTH = re.compile(r"(?=.*[A-Za-z])(?=.*\d)")
 _LOCAL = "0-9A-Za-z_\u00c0-\u024f"
-_LOCAL_BACKWARDS = re.compile(rf"[{_LOCAL}.%+-]{{0,63}}[{_LOCAL}]")
+# A letter in escaped JSON, "\u00e9", perhaps escaped again; and backward from the "@".
+_LETTER = re.compile(r"\\{1,4}u([0-9A-Fa-f]{4})")
+_BACKWARDS = r"[0-9A-Fa-f](?:[c-fC-F]00|[0-9A-Fa-f]10|[0-4]20)u\\{1,4}"
+# Atomic, so that no escape is read as single letters.
+_LOCAL_BACKWARDS = re.compile(
+    rf"(?>{_BACKWARDS}|[{_LOCAL}.%+-]){{0,63}}(?>{_BACKWARDS}|[{_LOCAL}])"
+)
 _LABEL = r"[0-9A-Za-z\u00c0-\u024f](?:[0-9A-Za-z\u00c0-\u024f-]{0,61}[0-9A-Za-z\u00c0-\u024f])?"
 _TOP_LEVEL = r"(?:xn--[0-9A-Za-z-]{2,59}|[A-Za-z\u00c0-\u024f]{2,24})"
 _DOMAIN = re.compile(rf"(?:{_LABEL}\.){{1,8}}{_TOP_LEVEL}(?![_-]*[0-9A-Za-z])")
@@ -178,7 +184,7 @@ def replace_emails(text: str) -> str:
         domain = _DOMAIN.match(text, at + 1)
         start = _local_start(text, done, at) if domain else at
         if domain and start < at:
-            address = text[start : domain.end()]
+            address = _LETTER.sub(lambda found: chr(int(found[1], 16)), text[start : domain.end()])
             if text[start:at] != "git" and not _PSEUDONYM.fullmatch(address):
                 parts += (text[done:start], _pseudonym(address))
                 done = domain.end()

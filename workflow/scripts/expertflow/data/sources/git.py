@@ -18,7 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
-from expertflow.core.files import replacing
+from expertflow.core.files import replacing, sha256_json
 from expertflow.data.read import describe_file
 from expertflow.data.records import Fields, SourceLock
 from expertflow.data.secrets import replace_emails
@@ -28,6 +28,12 @@ from expertflow.data.sources.git_options import GitOptions
 
 NAME_CHARS = 200
 _TRAILER = re.compile(r"^([ \t]*[A-Za-z][A-Za-z-]*-[Bb]y):([^<\n]*)<([^>\n]*)>", re.MULTILINE)
+# Such as "Reported-by: Ann Lee (by phone)"; an address may follow the name, but not in brackets.
+_UNADDRESSED = re.compile(
+    r"^([ \t]*[A-Za-z][A-Za-z-]*ed(?:-off)?-[Bb]y):[ \t]*(?![^\n]*<)(?=[^\W\d_])"
+    rf"((?:(?![^\s@]{{0,64}}@)[^#/:(\d\n]){{1,{NAME_CHARS}}})(?!\w)",
+    re.MULTILINE,
+)
 _WORD = re.compile(r"\w+")
 # Committer address of the hosting site itself, for merges made there.
 _SITES = {"noreply@github.com"}
@@ -48,8 +54,10 @@ class GitRepository(DataSource):
     def pin(self, pins: Pins) -> Pinned:
         if not self.path.exists():
             raise DataError(f"no repository at {self.path}; correct the source's path")
-        identity = {"path": str(self.path), "options": self.spec.options}
         tip = git_store.resolve_commit(self.path, ref=self.options.ref)
+        # Records list the branches and tags of their commits.
+        refs = sha256_json(git_store.list_refs(self.path))
+        identity = {"path": str(self.path), "options": self.spec.options, "refs": refs}
         return Pinned(revision=tip, identity=identity)
 
     def fetch(self, lock: SourceLock, directory: Path) -> Fetched:
@@ -223,11 +231,11 @@ def _change_line(file: git_objects.FileChange) -> str:
 class Contributors:
     """Hide who wrote a history: numbers replace contributors' names and addresses in texts.
 
-    Hidden: the author; names in trailers such as Co-authored-by; known contributors' names in
-    messages (single words only if capitalized: "Julian", but not "test"); names of two or more
-    words in diffs and paths; and all e-mail addresses. Known contributors are all authors,
-    committers and signers of the walked history, whatever is selected. Not caught: nicknames
-    ("@ann"), single names in diffs, other spellings or case, names split across lines,
+    Hidden: the author; names in trailers such as Co-authored-by or Reported-by; known
+    contributors' names in messages (single words only if capitalized: "Julian", but not "test");
+    names of two or more words in diffs and paths; and all e-mail addresses. Known contributors are
+    all authors, committers and signers of the walked history, whatever is selected. Not caught:
+    nicknames ("@ann"), single names in diffs, other spellings or case, names split across lines,
     non-contributors, names of branches and tags, and what the code itself says about its authors.
     """
 
@@ -253,7 +261,15 @@ class Contributors:
             person = git_objects.Person(match[2].strip(), match[3].strip())
             return f"{match[1]}: {self.find_label(person) or 'somebody'}"
 
-        text = replace_emails(_TRAILER.sub(hide_trailer, text) if is_message else text)
+        def hide_name(match: re.Match[str]) -> str:
+            name = match[2].rstrip()
+            rest = match[2][len(name) :]
+            return f"{match[1]}: {self._labels.get(name, 'somebody')}{rest}"
+
+        if is_message:
+            text = _UNADDRESSED.sub(hide_name, text)
+            text = _TRAILER.sub(hide_trailer, text)
+        text = replace_emails(text)
         parts: list[str] = []
         done = 0
         for word in _WORD.finditer(text):

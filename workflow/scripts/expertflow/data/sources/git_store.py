@@ -146,11 +146,25 @@ def resolve_commit(repository: Path, *, ref: str = "HEAD") -> str:
         command = ("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
         place = _git_directory(repository)
         return run_git(place, *command, failure=missing, timeout_s=TIMEOUT_S).strip()
-    heads = _bundle_heads(repository)
+    heads = list_refs(repository)
     found = _full_name(heads, ref)
     if found is None:
         raise DataError(f"{repository}: has no {ref}; set options.ref to one of {', '.join(heads)}")
     return heads[found]
+
+
+def list_refs(repository: Path) -> dict[str, str]:
+    """Return the object ids of branches and tags by full name, of a bundle also of its HEAD."""
+    if repository.is_file():
+        place, failure = None, f"{repository}: not a git bundle"
+        command = ["bundle", "list-heads", str(repository.absolute())]
+    else:
+        place = _git_directory(repository)
+        failure = f"{place}: its branches cannot be read"
+        command = ["for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags"]
+    listed = run_git(place, *command, failure=failure, timeout_s=TIMEOUT_S)
+    lines = (line.partition(" ") for line in listed.split("\n") if line)
+    return {name: object_id for object_id, _, name in lines}
 
 
 @contextlib.contextmanager
@@ -165,10 +179,13 @@ def open_store(repository: Path, *, ref: str) -> Iterator[IsolatedStore]:
         settings = "[core]\n\trepositoryformatversion = 1\n\tbare = true\n"
         settings += f"[extensions]\n\tobjectFormat = {object_format}\n"
         (git_dir / "config").write_text(settings, "ascii")
+        shallow = frozenset[str]()
         if repository.is_file():
-            yield _unpack_bundle(repository, git_dir, ref=ref, tip=tip)
+            walked = _unpack_bundle(repository, git_dir, ref=ref)
         else:
-            yield _link_objects(_git_directory(repository), git_dir, ref=ref, tip=tip)
+            walked, shallow = _link_objects(_git_directory(repository), git_dir, ref=ref)
+        refs = _peel(list_refs(repository), git_dir)
+        yield IsolatedStore(git_dir, tip, _short(walked), refs, shallow)
 
 
 def names_by_commit(refs: dict[str, str], prefix: str = "refs/") -> dict[str, list[str]]:
@@ -212,44 +229,41 @@ def _git_directory(repository: Path) -> Path:
     return place.absolute()
 
 
-def _link_objects(place: Path, git_dir: Path, *, ref: str, tip: str) -> IsolatedStore:
-    def ask_git(*command: str) -> str:
+def _link_objects(place: Path, git_dir: Path, *, ref: str) -> tuple[str, frozenset[str]]:
+    """Link a repository's objects; return the full name of ``ref``, and shallow commits."""
+
+    def parse(*arguments: str) -> str:
         failure = f"{place}: its branches cannot be read"
-        return run_git(place, *command, failure=failure, timeout_s=TIMEOUT_S)
+        found = run_git(place, "rev-parse", *arguments, failure=failure, timeout_s=TIMEOUT_S)
+        return found.removesuffix("\n")
 
-    def path_of(name: str) -> Path:
-        # Git answers relative to the current folder, or absolute.
-        return Path(ask_git("rev-parse", "--git-path", name).removesuffix("\n")).absolute()
-
-    (git_dir / "objects").symlink_to(path_of("objects"))
-    shallow = path_of("shallow")
+    # Git answers with paths relative to the current folder, or absolute ones.
+    objects, shallow = (Path(parse("--git-path", n)).absolute() for n in ("objects", "shallow"))
+    (git_dir / "objects").symlink_to(objects)
     boundary = _ID.findall(shallow.read_text("ascii", "replace")) if shallow.is_file() else []
     if boundary:
         (git_dir / "shallow").write_text("".join(f"{line}\n" for line in boundary), "ascii")
-    full = ask_git("rev-parse", "--symbolic-full-name", ref).strip()
-    listed = ask_git("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags")
-    refs = _peel(_names(listed), git_dir)
-    return IsolatedStore(git_dir, tip, _short(full), refs, frozenset(boundary))
+    return parse("--symbolic-full-name", ref).strip(), frozenset(boundary)
 
 
-def _unpack_bundle(bundle: Path, git_dir: Path, *, ref: str, tip: str) -> IsolatedStore:
+def _unpack_bundle(bundle: Path, git_dir: Path, *, ref: str) -> str:
+    """Unpack a bundle's objects; return the full name of ``ref``, "" if none."""
     (git_dir / "objects").mkdir()
     failure = f"{bundle}: the bundle cannot be unpacked; it must be complete, not incremental"
     run_git(git_dir, "bundle", "unbundle", str(bundle.absolute()), failure=failure)
-    heads = _bundle_heads(bundle)
-    full = _full_name(heads, ref)
+    heads = list_refs(bundle)
+    full = _full_name(heads, ref) or ""
     if full == "HEAD":
         # A bundle does not name the branch of its HEAD.
-        same = [name for name in sorted(heads) if heads[name] == heads["HEAD"]]
-        branches = [name for name in same if name.startswith("refs/heads/")]
-        usual = [name for name in ("refs/heads/main", "refs/heads/master") if name in branches]
-        full = next(iter(usual + branches), None)
-    names = {name: found for name, found in heads.items() if _short(name)}
-    return IsolatedStore(git_dir, tip, _short(full or ""), _peel(names, git_dir))
+        branches = ["refs/heads/main", "refs/heads/master", *sorted(heads)]
+        same = (name for name in branches if heads.get(name) == heads["HEAD"])
+        full = next((name for name in same if name.startswith("refs/heads/")), "")
+    return full
 
 
-def _peel(names: dict[str, str], git_dir: Path) -> dict[str, str]:
-    """Resolve annotated tags to commits; omit refs that lead to none."""
+def _peel(refs: dict[str, str], git_dir: Path) -> dict[str, str]:
+    """Resolve annotated tags to commits; omit a HEAD, and refs that lead to none."""
+    names = {name: object_id for name, object_id in refs.items() if _short(name)}
     asked = "".join(f"{object_id}^{{commit}}\n" for object_id in names.values())
     command = ("cat-file", "--batch-check=%(objectname) %(objecttype)")
     failure = "the commits of branches and tags cannot be read"
@@ -259,19 +273,9 @@ def _peel(names: dict[str, str], git_dir: Path) -> dict[str, str]:
     return {name: answer[0] for name, answer in found if answer[1:] == ["commit"]}
 
 
-def _names(listed: str) -> dict[str, str]:
-    lines = (line.partition(" ") for line in listed.split("\n") if line)
-    return {name: object_id for object_id, _, name in lines}
-
-
 def _short(name: str) -> str | None:
     found = re.fullmatch(r"refs/(?:heads|tags)/(.*)", name)
     return found and found[1].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _bundle_heads(bundle: Path) -> dict[str, str]:
-    failure = f"{bundle}: not a git bundle"
-    return _names(run_git(None, "bundle", "list-heads", str(bundle.absolute()), failure=failure))
 
 
 def _full_name(heads: dict[str, str], ref: str) -> str | None:
