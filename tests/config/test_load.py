@@ -20,6 +20,33 @@ from expertflow.plan.records import PlanSpec
 from expertflow.plan.settings import TrainingSection
 
 
+@pytest.mark.parametrize(
+    ("config", "told", "message"),
+    [
+        ({"hardwear": "cpu"}, {"hardwear": "cpu"}, "--config: unknown key 'hardwear'"),
+        ({"calibrate": "maybe"}, {}, "config/config.yaml: key 'calibrate' is 'maybe'"),
+        (
+            {"ablation": {"n_repeats": 0, "files": ["x"]}},
+            {"ablation": {"files": ["x"]}},
+            "config/config.yaml: key 'ablation.n_repeats' is 0",
+        ),
+        (
+            {"ablation": {"n_repeats": 0, "files": ["x"]}},
+            {"ablation": {"n_repeats": "0"}},
+            "--config: key 'ablation.n_repeats' is 0",
+        ),
+        ({"compare": [{"n_gpus": 2}]}, {"compare": [{"n_gpus": 2}]}, "--config: key 'compare.0.na"),
+        ({"price_usd_per_hour": "1e999"}, {"price_usd_per_hour": "1e999"}, "--config: price_usd"),
+    ],
+)
+def test_a_value_of_the_command_line_is_not_blamed_on_the_file(
+    config: dict[str, Any], told: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"experts": {}, **config}, told)
+    assert str(caught.value).startswith(message)
+
+
 def test_two_manifests_of_one_name_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "e.json").write_text("{}")
     refused(tmp_path, base(), "e.json next to it has the same name; remove one")

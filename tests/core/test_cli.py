@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SCRIPTS, wait_for
+from support import SCRIPTS, run_script, wait_for
 
 from expertflow.core import cli
 from expertflow.core.attempts import ATTEMPT, CARDS, LOG, RUN, Attempt, attempts_path, read_attempts
@@ -279,3 +279,11 @@ def test_other_tasks_record_nothing(tmp_path: Path, variables: dict[str, str]) -
         [sys.executable, "-c", JOB], env=environment, input="end\n", text=True, check=True
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_path_of_a_plan_needs_no_repair(tmp_path: Path) -> None:
+    done = run_script("show_plan", "no/plan.json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "there is no plan; correct the path, or run snakemake no/plan.json\n"
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 from expertflow.config.load import describe_origins
 from expertflow.config.validate import FOLDERS, list_files
 from expertflow.core import cli
+from expertflow.core.errors import DataError
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.show import plan_text
@@ -20,6 +21,8 @@ def main() -> None:
     parser.add_argument("plan", type=Path, nargs="+", help="plan.json of an expert")
     shown, manifests = [], list_files(folder / "experts" for folder in FOLDERS)
     for path in parser.parse_args().plan:
+        if not path.is_file():
+            raise DataError(f"{path}: there is no plan; correct the path, or run snakemake {path}")
         plan = read_record(TrainPlan, path)
         shown.append(plan_text(plan))
         manifest = manifests.get(plan.expert)

@@ -113,9 +113,8 @@ class ConfiguredExpert:
     def _use_bundle(self, bundle: BundleSpec, opened: OpenedBundle, carried: list[Path]) -> None:
         run, made = self.run, bundle.config
         experts = {**run.config["experts"], **made["experts"]}
-        self.config = load_config(
-            merge_settings({**run.config, **made, "experts": experts}, run.told)
-        )
+        merged = merge_settings({**run.config, **made, "experts": experts}, run.told)
+        self.config = load_config(merged, run.told)
         self.told = merge_settings(bundle.told, run.told)
         place = f"{self.results}/{CARRIED}/experts"
         files = bundle.files.items()

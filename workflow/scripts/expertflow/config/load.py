@@ -53,18 +53,32 @@ def merge_settings(base: Settings, over: Settings) -> Settings:
     return result
 
 
-def load_config(config: Settings) -> Settings:
-    """Check the workflow's configuration, as Snakemake merged it, and fill in defaults."""
+def load_config(config: Settings, told: Settings | None = None) -> Settings:
+    """Check the workflow's configuration, as Snakemake merged it, and fill in defaults.
+
+    ``told`` is the part from the command line; a fault in it is not one of the file.
+    """
     schema, expert = read_schema("config"), read_schema("expert")
     overrides = {
         "training": expert["$defs"]["training"],
         "experts": {"additionalProperties": {**expert, "type": ["object", "null"]}},
     }
-    config = convert_texts(config, {"properties": {**schema["properties"], **overrides}}, expert)
+    known = {"properties": {**schema["properties"], **overrides}}
+    config, told = (convert_texts(part, known, expert) for part in (config, told or {}))
+    check_values(told, Path("--config"))
     check_values(config, Path("config/config.yaml"))
-    check(config, schema, where="config/config.yaml")
+    raise_faults(f"{_origin_of(keys, told)}: {text}" for keys, text in find_faults(config, schema))
     result: Settings = with_defaults(config, schema)
     return result
+
+
+def _origin_of(keys: list[str | int], told: Any) -> str:
+    for key in keys:
+        if isinstance(told, dict) and key not in told:
+            return "config/config.yaml"
+        # Anything but an object came from the command line as a whole.
+        told = told[key] if isinstance(told, dict) else None
+    return "--config" if keys else "config/config.yaml"
 
 
 def find_manifest(name: str, folders: Sequence[Path]) -> Path:

@@ -79,7 +79,7 @@ class Workflow:
     ) -> None:
         self._run, self._shows_forecast, self._reads_code = run, shows_forecast, reads_code
         self._on_first_use, self._on_lock = on_first_use, on_lock
-        self._config, self._hashes = load_config(run.config), HashCache()
+        self._config, self._hashes = load_config(run.config, run.told), HashCache()
         self.experts: list[str] = list(self._config["experts"])
         # Snakemake asks for the same expert hundreds of times.
         self._loaded: dict[str, ConfiguredExpert] = {}
