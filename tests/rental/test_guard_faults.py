@@ -172,7 +172,8 @@ def test_a_spent_budget_does_not_end_the_tries_of_the_stop_command(tmp_path: Pat
 ODD_LEDGER = """
 import time
 from expertflow.rental.guard import copies
-from expertflow.rental.guard.ledger import Meter, RemoteLedger
+from expertflow.rental.guard.ledger import Meter
+from expertflow.rental.sync.stores import LocalStore
 
 def wait(self):
     if not self.cancel.wait(600):
@@ -180,15 +181,15 @@ def wait(self):
     Meter.__init__.__kwdefaults__["clock"], odd.cancel = None, self.cancel
     raise KeyError("odd pull")
 
-send = RemoteLedger.send_ledger
+send = LocalStore.send_files
 
-def odd(ledger, store):
+def odd(store, folder, key, names):
     if hasattr(odd, "cancel"):
-        RemoteLedger.send_ledger = send
+        LocalStore.send_files = send
         raise ValueError("broken off" if odd.cancel.is_set() else "unheard of")
-    send(ledger, store)
+    return send(store, folder, key, names)
 
-copies.Copies.pull_states, RemoteLedger.send_ledger = wait, odd
+copies.Copies.pull_states, LocalStore.send_files = wait, odd
 ahead = lambda: time.monotonic() + 1000 * (Meter.__init__.__kwdefaults__["clock"] is None)
 Meter.__init__.__kwdefaults__["clock"] = ahead
 """
@@ -200,10 +201,11 @@ def test_no_error_at_the_end_of_a_pull_keeps_the_machine(tmp_path: Path) -> None
     price = ("--usd-per-hour", "3600", "--max-usd", "60.5")
     options = (*price, "--push", "there", *guarded.HOOK, "--without-sync")
     out = guarded.run(tmp_path, *options, command=["touch", "worked"], patch=ODD_LEDGER, code=80)
-    assert (tmp_path / "hook").is_file() and "push: ValueError: unheard of" in out, out
+    failure = "state/.guard/ledger.json: not sent: ValueError: unheard of"
+    assert (tmp_path / "hook").is_file() and f"push: {failure}" in out, out
     assert "KeyError: 'odd pull'" in out
     assert not (tmp_path / "worked").exists() and "the command is not started" in out
-    assert "push: ValueError: unheard of" in guarded.record(tmp_path)["failures"]
+    assert f"push: {failure}" in guarded.record(tmp_path)["failures"]
 
 
 @long
@@ -327,7 +329,9 @@ def test_no_error_in_a_copy_ends_the_guard(tmp_path: Path, n_times: int, exit_co
     work, odd = "mkdir results; echo x > results/x", ODD.format(n_times=n_times)
     out = guarded.run(tmp_path, *options, line=work, patch=odd, code=exit_code)
     assert "odd\n" in out, out
-    assert set(guarded.record(tmp_path)["failures"]) == {"sync: ValueError: unheard of"}
+    assert set(guarded.record(tmp_path)["failures"]) == {
+        "sync: results: not copied: ValueError: unheard of"
+    }
     # The machine is kept only if the results are nowhere else.
     assert (tmp_path / "hook").is_file() is (exit_code == 0)
     kept = "not run: the results may exist nowhere else"

@@ -4,21 +4,30 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from expertflow.core.errors import ConfigError, ExpertflowError
 from expertflow.core.files import remove
-from expertflow.rental.guard.ledger import PLACE, RemoteLedger
+from expertflow.core.records import write_sealed
+from expertflow.plan.records import Ledger
+from expertflow.rental.guard.ledger import LEDGER, merge_ledgers, read_ledger
 from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.sync.states import FINISHED, key_of, pull_states, push_state, states_below
-from expertflow.rental.sync.store import SendRecord, SyncFailed, convert_errors, files_below
+from expertflow.rental.sync.store import (
+    NotThere,
+    SendRecord,
+    SyncFailed,
+    convert_errors,
+    files_below,
+)
 from expertflow.rental.sync.stores import open_store
 from expertflow.train.saved import checkpoint_files
 
 log = logging.getLogger(__name__)
-HOLD, SENT = "hold", "%s %s: %d bytes in %.1f s"
+HOLD, PLACE, SENT = "hold", "state/.guard", "%s %s: %d bytes in %.1f s"
 N_RETRIES, FIRST_WAIT_S, LONGEST_WAIT_S = 5, 5.0, 80.0
 # At least this long is reserved for the last save and copies.
 RESERVE_S = 60.0
@@ -51,8 +60,10 @@ class Copies:
         self.pushes: list[SendRecord] = []
         self.syncs: list[SendRecord] = []
         self.failures: list[str] = []
-        self._ledger = RemoteLedger(self.own)
-        self._is_fresh = False
+        self._ledger = self.own / LEDGER
+        # As it was when this session's meter started.
+        self._judged = Ledger()
+        self._is_fresh = self._is_reset = False
         # Pushes from this session; null (all are trusted) once existing ones were compared.
         self._trusted: set[str] | None = set()
         # One thread: concurrent pushes would share the folder for a checkpoint.
@@ -61,12 +72,15 @@ class Copies:
 
     def start_session(self, *, forget_spent: bool) -> None:
         remove(self.own / HOLD)
-        self._is_fresh = not self._ledger.path.is_file()
+        self._is_fresh = not self._ledger.is_file()
+        self._is_reset = forget_spent
         if forget_spent:
-            self._ledger.forget_sessions()
+            remove(self._ledger)
         if self.push_store is not None:
             with _nothing_started():
-                self._ledger.pull_ledger(self.push_store)
+                if not forget_spent and (joined := self._join_ledgers()).sessions:
+                    write_sealed(self._ledger, joined)
+                self._judged = read_ledger(self._ledger)
 
     def pull_states(self) -> None:
         self._trusted = None
@@ -88,9 +102,24 @@ class Copies:
             self.send_ledger()
 
     def send_ledger(self) -> None:
-        if self.push_store is not None:
-            with convert_errors(f"{self._ledger.path}: not sent"):
-                self._ledger.send_ledger(self.push_store)
+        """Send the cost so far, keeping what other machines have sent, unless it was reset."""
+        if self.push_store is None or not self._ledger.is_file():
+            return
+        with convert_errors(f"{self._ledger}: not sent"), TemporaryDirectory() as folder:
+            # Send a copy: the ledger itself is rewritten meanwhile.
+            joined = read_ledger(self._ledger) if self._is_reset else self._join_ledgers()
+            write_sealed(Path(folder, LEDGER), joined)
+            self.push_store.send_files(Path(folder), PLACE, [LEDGER])
+            self._is_reset = False
+
+    def _join_ledgers(self) -> Ledger:
+        assert self.push_store is not None
+        mine = read_ledger(self._ledger)
+        # If it is missing, no machine has sent one yet.
+        with TemporaryDirectory() as folder, suppress(NotThere):
+            self.push_store.fetch(f"{PLACE}/{LEDGER}", Path(folder))
+            return merge_ledgers(mine, read_ledger(Path(folder, LEDGER)), judged=self._judged)
+        return mine
 
     def push_soon(self) -> None:
         self.check_push()
@@ -198,7 +227,7 @@ def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
     failures = []
     for task in tasks:
         try:
-            with as_sync_failed():
+            with convert_errors("a copy"):
                 task()
         except SyncFailed as error:
             failures.append(error)
@@ -206,20 +235,6 @@ def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
         log.error("%s", other)
     if failures:
         raise failures[0]
-
-
-@contextmanager
-def as_sync_failed() -> Iterator[None]:
-    """Convert any error into SyncFailed: no copy may end a guard while the machine is paid for."""
-    try:
-        yield
-    except SyncFailed:
-        raise
-    except OSError as error:
-        raise SyncFailed(str(error)) from error
-    except Exception as error:
-        log.error("unexpected error in a copy", exc_info=error)
-        raise SyncFailed(f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -4,20 +4,16 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from msgspec.structs import replace
 
 from expertflow.core.attempts import hash_host
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.core.files import remove
 from expertflow.core.records import read_record, write_sealed
 from expertflow.plan.records import Ledger, PaidSession
-from expertflow.rental.sync.store import NotThere, Store
 
-LEDGER, PLACE = "ledger.json", "state/.guard"
+LEDGER = "ledger.json"
 
 
 class BudgetSpent(ConfigError):
@@ -78,44 +74,6 @@ class Meter:
                 start_s=self._start_s, end_s=end_s, usd_per_hour=self._price, machine=hash_host()
             )
             write_sealed(self._path, Ledger(sessions=(*self._earlier, session)))
-
-
-class RemoteLedger:
-    """The local ledger and its copy in a store, which several machines may write."""
-
-    def __init__(self, own: Path) -> None:
-        self.path = own / LEDGER
-        self._judged = Ledger()
-        self._is_reset = False
-
-    def forget_sessions(self) -> None:
-        """Start a new budget here, and in the store with the next send."""
-        remove(self.path)
-        self._is_reset = True
-
-    def pull_ledger(self, store: Store) -> None:
-        if not self._is_reset and (joined := self._join(store)).sessions:
-            write_sealed(self.path, joined)
-        self._judged = read_ledger(self.path)
-
-    def send_ledger(self, store: Store) -> None:
-        """Update the store, keeping what other machines have written there."""
-        if not self.path.is_file():
-            return
-        joined = read_ledger(self.path) if self._is_reset else self._join(store)
-        with TemporaryDirectory() as folder:
-            # Send a copy: the ledger itself is rewritten meanwhile.
-            write_sealed(Path(folder, LEDGER), joined)
-            store.send_files(Path(folder), PLACE, [LEDGER])
-        self._is_reset = False
-
-    def _join(self, store: Store) -> Ledger:
-        mine = read_ledger(self.path)
-        # If it is missing, no machine has sent one yet.
-        with TemporaryDirectory() as folder, suppress(NotThere):
-            store.fetch(f"{PLACE}/{LEDGER}", Path(folder))
-            return merge_ledgers(mine, read_ledger(Path(folder, LEDGER)), judged=self._judged)
-        return mine
 
 
 def read_ledger(path: Path) -> Ledger:

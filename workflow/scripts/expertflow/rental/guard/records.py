@@ -1,4 +1,4 @@
-"""The record of a guarded run, and what stopped it."""
+"""The record of a guarded run."""
 
 from typing import Literal
 
@@ -30,8 +30,3 @@ class GuardRecord(Record, frozen=True, kw_only=True):
     failures: tuple[str, ...] = ()
     on_finish: str = ""
     unavailable: dict[str, str] = field(default_factory=dict)
-
-
-class StopCause(Record, frozen=True, kw_only=True):
-    outcome: Outcome
-    why: str

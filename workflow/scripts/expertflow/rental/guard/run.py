@@ -18,13 +18,13 @@ from expertflow.core.files import remove
 from expertflow.core.locks import try_lock
 from expertflow.core.process import SIGNALS, kill_group
 from expertflow.core.records import write_record
-from expertflow.rental.guard.copies import N_RETRIES, RESERVE_S, Copies, as_sync_failed
+from expertflow.rental.guard.copies import N_RETRIES, RESERVE_S, Copies
 from expertflow.rental.guard.ledger import LEDGER, BudgetSpent, Meter
 from expertflow.rental.guard.options import GuardOptions
-from expertflow.rental.guard.records import GuardRecord, Outcome, StopCause
+from expertflow.rental.guard.records import GuardRecord, Outcome
 from expertflow.rental.guard.supervisor import Supervisor
 from expertflow.rental.guard.timers import IdleGpu, Notice, Standstill
-from expertflow.rental.sync.store import SyncFailed
+from expertflow.rental.sync.store import SyncFailed, convert_errors
 
 log = logging.getLogger(__name__)
 NAP_S, REMIND_S = 0.1, 1.0
@@ -40,6 +40,8 @@ NO_HOOK = ("signal", "notice")
 N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
 # As in timeout(1) and shells.
 TIMED_OUT, NOT_STARTED = 124, 126
+# What stopped a run, and the details.
+Cause = tuple[Outcome, str]
 
 
 class Guard:
@@ -82,8 +84,8 @@ class Guard:
                 # Earlier sessions may have left results here, and the machine costs money anyway.
                 log.warning("the command is not started: %s", spent)
                 self.copies.starts_nothing = True
-                unstarted = StopCause(outcome="budget", why=str(spent))
-                return self._finish(unstarted, code=None, idle_timer="off: no command")
+                cause: Cause = ("budget", str(spent))
+                return self._finish(cause, code=None, idle_timer="off: no command")
             remove(self.options.results / RECORD)
             self._may_cancel = False
             return self._run()
@@ -150,9 +152,8 @@ class Guard:
             if not self.meter.has_usd_for(RESERVE_S):
                 self.copies.cancel.clear()
                 try:
-                    with as_sync_failed():
-                        # A fresh machine would pay for the same again.
-                        self.copies.send_ledger()
+                    # A fresh machine would pay for the same again.
+                    self.copies.send_ledger()
                 except SyncFailed as error:
                     self.copies.note_failure(f"push: {error}")
                 message = "spent while states were pulled; nothing was started; raise --max-usd"
@@ -171,8 +172,7 @@ class Guard:
         # Before any thread starts: the supervisor is a fork of this process.
         supervisor = Supervisor(options.command, grace_s=options.grace_seconds)
         notice, idle, code = Notice(options.notice_command), None, os.EX_SOFTWARE
-        broken = StopCause(outcome="failed", why="the guard itself failed, see its log")
-        cause: StopCause | None = broken
+        cause: Cause | None = ("failed", "the guard itself failed, see its log")
         with ExitStack() as stack:
             try:
                 idle = IdleGpu(stack, minutes=options.idle_minutes)
@@ -206,12 +206,12 @@ class Guard:
 
     def _watch(
         self, supervisor: Supervisor, timers: Mapping[Outcome, Callable[[], str | None]]
-    ) -> StopCause | None:
+    ) -> Cause | None:
         options = self.options
         while supervisor.poll() is None:
             for outcome, ask in timers.items():
                 if (why := ask()) is not None:
-                    return StopCause(outcome=outcome, why=why)
+                    return outcome, why
             now_s = time.monotonic()
             if now_s - self._noted_s >= NOTE_EVERY_S:
                 self._noted_s = now_s
@@ -237,9 +237,9 @@ class Guard:
             f"{self.meter.format_usd()} spent, {self._reserve_s:.0f} s reserved for save and sync"
         )
 
-    def _stop(self, supervisor: Supervisor, cause: StopCause) -> int:
+    def _stop(self, supervisor: Supervisor, cause: Cause) -> int:
         """Have the command save and exit; kill it after the grace period or a repeated signal."""
-        log.warning("stopping, %s: %s", cause.outcome, cause.why)
+        log.warning("stopping, %s: %s", *cause)
         begun_s, signaled_s = time.monotonic(), 0.0
         while (code := supervisor.poll()) is None:
             now_s = time.monotonic()
@@ -255,16 +255,16 @@ class Guard:
         log.info("the command ended %.1f s later", time.monotonic() - begun_s)
         return code
 
-    def _finish(self, cause: StopCause | None, *, code: int | None, idle_timer: str) -> int:
+    def _finish(self, cause: Cause | None, *, code: int | None, idle_timer: str) -> int:
         """Copy, write the record, run the stop command; return the guard's exit code."""
-        outcome = "finished" if code == 0 else cause.outcome if cause else "failed"
+        outcome: Outcome = "finished" if code == 0 else cause[0] if cause else "failed"
         ended = "was not started" if code is None else f"ended with exit code {code}"
         words = f"the command {ended}"
         price, limit = self.options.usd_per_hour, self.options.max_usd
         unpriced = ("usd_per_hour", "usd_before", "usd") if price is None else ()
         self._record = GuardRecord(
             outcome=outcome,
-            why=f"{cause.why}; {words}" if cause else words,
+            why=f"{cause[1]}; {words}" if cause else words,
             exit_code=code,
             started_at=self._started_at,
             usd_per_hour=price,
@@ -275,7 +275,7 @@ class Guard:
             | ({"max_usd": "no --max-usd"} if limit is None else {})
             | ({"exit_code": words} if code is None else {}),
         )
-        hurried = cause.outcome if cause and cause.outcome in NO_HOOK else None
+        hurried = cause[0] if cause and cause[0] in NO_HOOK else None
         # The command's own, if it ended by itself.
         exit_code = EXIT_CODES.get(outcome, code or 0)
         self.copies.break_off()
@@ -346,7 +346,7 @@ class Guard:
         try:
             write_record(path, self._record)
             if send and copies.sync_store is not None:
-                with as_sync_failed():
+                with convert_errors(f"{path}: not copied"):
                     copies.sync_store.send_files(path.parent, "results", [RECORD])
         except SyncFailed as error:
             copies.note_failure(f"sync: {error}")

@@ -1,5 +1,6 @@
 """Stores of copies: their addresses, operations, and which files are copied."""
 
+import logging
 import os
 import re
 import threading
@@ -13,6 +14,7 @@ from expertflow.core.errors import ConfigError, DataError, HardwareError
 from expertflow.core.files import CHUNK_BYTES
 from expertflow.core.records import Record
 
+log = logging.getLogger(__name__)
 S3 = "s3://"
 REMOTE = re.compile(r"^(rsync://|[^/]+:)")
 # user:password@ in an address, and its query string.
@@ -29,11 +31,16 @@ class NotThere(SyncFailed):
 
 @contextmanager
 def convert_errors(what: str) -> Iterator[None]:
-    """Convert system and record errors into SyncFailed."""
+    """Convert any error into SyncFailed: no copy may end a guard while the machine is paid for."""
     try:
         yield
+    except SyncFailed:
+        raise
     except (DataError, OSError) as error:
         raise SyncFailed(f"{what}: {error}") from error
+    except Exception as error:
+        log.error("unexpected error in a copy", exc_info=error)
+        raise SyncFailed(f"{what}: {type(error).__name__}: {error}") from error
 
 
 class SendRecord(Record, frozen=True, kw_only=True):
