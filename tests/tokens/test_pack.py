@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 from support import keep_list, packing_spec, token_shard
 
-from expertflow.core.errors import DataError
+from expertflow.core import disk
+from expertflow.core.errors import DataError, HardwareError
 from expertflow.tokens import load_splits
 from expertflow.tokens.arrow import DOCUMENTS_FILE, INDEX, PackedRows, index_batch, read_rows
 from expertflow.tokens.engine import CHOSEN
@@ -208,6 +209,14 @@ def test_engines_are_recorded_in_order_and_two_are_rejected(tmp_path: Path) -> N
     assert record.engine_fallbacks == ("a test", "b")
     with pytest.raises(DataError, match=r"s/000 was tokenized by tokenizers \(a test\)"):
         pack_shards(tmp_path, [first, replace(second, engine="fastokens")], held_out)
+
+
+def test_rows_that_do_not_fit_on_the_disk_are_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda place: 100)
+    with pytest.raises(HardwareError, match=r"train: .* needed for \d+ rows; "):
+        pack(tmp_path)
 
 
 def test_missing_tokens_are_noticed(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """Packing as pure math: nothing lost, nothing invented, rows near the bound."""
 
+import inspect
+
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.nn import functional
 
 from expertflow.tokens import packing
 from expertflow.tokens.ragged import Ragged
@@ -75,6 +78,18 @@ def test_concat_fills_every_row_but_the_last(sizes: np.ndarray, row_length: int)
     assert all(n == row_length for n in n_tokens[:-1])
     assert not n_tokens or 0 < n_tokens[-1] <= row_length
     assert tokens_of(pieces) == [(d, i) for d, n in enumerate(sizes.tolist()) for i in range(n)]
+    assert pieces.n_split == len({document for document, start, _ in as_tuples(pieces) if start})
+
+
+def test_pieces_of_equal_length_keep_their_order() -> None:
+    # So many that numpy's other sort does not keep it.
+    rows = packing.best_fit_decreasing(np.full(1_000, 5), row_length=10)
+    assert rows.values.tolist() == list(range(1_000))
+
+
+def test_torch_ignores_the_label_of_what_is_no_target() -> None:
+    ignored = inspect.signature(functional.cross_entropy).parameters["ignore_index"]
+    assert ignored.default == packing.IGNORE
 
 
 def test_spans_are_clipped_to_their_pieces_and_none_is_empty() -> None:

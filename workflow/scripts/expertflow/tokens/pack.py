@@ -164,7 +164,7 @@ def _pack_split(
     # Without splits a piece is a document, and no file is needed to match pieces.
     if pieces.n_split:
         np.save(output / DOCUMENTS_FILE, pieces.document[rows.values])
-    n_tokens = int(pieces.length.sum(dtype=np.int64))
+    n_tokens = int(pieces.length.sum())
     return PackedSplit(
         path=str(output),
         sha256=sha256_file(output / ROWS_FILE),
@@ -172,7 +172,7 @@ def _pack_split(
         n_documents_split=pieces.n_split,
         n_documents_truncated=pieces.n_truncated,
         n_documents_dropped=pieces.n_dropped,
-        n_tokens_in=int(documents.length.sum(dtype=np.int64)),
+        n_tokens_in=int(documents.length.sum()),
         n_tokens=n_tokens,
         n_tokens_dropped=pieces.n_tokens_dropped,
         n_supervised_tokens=n_supervised,

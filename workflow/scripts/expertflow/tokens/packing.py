@@ -53,7 +53,7 @@ def cut_documents(lengths: NDArray[np.integer], *, row_length: int, overflow: st
     lengths = np.asarray(lengths, np.int32)
     long = lengths > row_length
     n_over = int(long.sum())
-    over = int(lengths[long].sum(dtype=np.int64))
+    over = int(lengths[long].sum())
     if overflow == "split":
         # Rows of 10, a document of 25 -> pieces of 10, 10 and 5 at 0, 10 and 20.
         per_document = -(-lengths // row_length)
@@ -76,7 +76,7 @@ def cut_documents(lengths: NDArray[np.integer], *, row_length: int, overflow: st
 
 def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Ragged:
     """Place each piece, longest first, in the row it fills best; ties keep their order."""
-    counts = np.bincount(lengths, minlength=row_length + 1)
+    counts = np.bincount(lengths)
     # Small integers are radix-sorted in linear time.
     small = np.uint16 if row_length < 1 << 16 else np.uint32
     longest_first = np.argsort((row_length - np.asarray(lengths)).astype(small), kind="stable")
@@ -102,7 +102,7 @@ def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Rag
 
 
 def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group]:
-    """Yield groups of equal rows, from a histogram of ``counts[n]`` pieces of length n.
+    """Yield groups of equal rows, from a histogram of ``counts[n]`` pieces of length n, none empty.
 
     A piece goes to the fullest row that fits it, which stays the fullest: so a row takes as many
     pieces of one length as it can at once.
@@ -118,8 +118,7 @@ def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group
             rooms[room] = True
 
     for length in np.flatnonzero(counts)[::-1].tolist():
-        # A document without tokens takes no row.
-        left = int(counts[length]) if length else 0
+        left = int(counts[length])
         while left:
             # The first true entry is the fullest row that fits; argmax is also 0 where none is
             # true.
@@ -151,13 +150,13 @@ def fill_rows(counts: NDArray[np.integer], *, row_length: int) -> Iterator[Group
 
 def count_rows(lengths: NDArray[np.integer], *, row_length: int) -> int:
     pieces = cut_documents(lengths, row_length=row_length, overflow="split").length
-    counts = np.bincount(pieces, minlength=row_length + 1)
+    counts = np.bincount(pieces)
     return sum(group.n_rows for group in fill_rows(counts, row_length=row_length))
 
 
 def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pieces, Ragged]:
     """Concatenate all documents and cut every ``row_length`` tokens."""
-    ends = np.cumsum(lengths, dtype=np.int64)
+    ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     # A piece ends where its document or its row ends.
     edges = np.unique(np.concatenate(([0], ends, np.arange(0, total, row_length))))
