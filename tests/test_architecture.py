@@ -36,7 +36,7 @@ CONFIG_MAY_USE = {
     "plan": "switches", "train": "model.base model.init_adapter", "rental": "bundle.records",
 }  # fmt: skip
 DOORS = {
-    "torch": r"train/|export/|evaluate/(generate|evaluator|likelihood)",
+    "torch": r"train/|export/|evaluate/(ask_models|generate|likelihood)",
     "pynvml": "hardware/nvml",
     "altair": "report/charts/",
     "pandas": "report/charts/",

@@ -26,10 +26,10 @@ from expertflow.core.errors import EvaluationError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.records import from_json, to_json
 from expertflow.data.layout import chatml_layout
-from expertflow.evaluate import evaluation, evaluator, statistics
-from expertflow.evaluate.ask_models import ask_models
+from expertflow.evaluate import ask_models as asking
+from expertflow.evaluate import evaluation, statistics
+from expertflow.evaluate.ask_models import GenerationInputs, ModelEvaluator, ask_models
 from expertflow.evaluate.evaluation import EvalInputs, evaluate_expert
-from expertflow.evaluate.evaluator import GenerationInputs, ModelEvaluator
 from expertflow.evaluate.generate import Answer
 from expertflow.evaluate.likelihood import DocumentLosses
 from expertflow.evaluate.questions import EvalExample
@@ -96,14 +96,14 @@ class Shelf:
 
 @pytest.fixture(autouse=True)
 def words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluator.generate, "generate_answers", speak)
-    monkeypatch.setattr(evaluator, "document_losses", document_losses)
-    monkeypatch.setattr(evaluator, "log_likelihoods", likelihoods)
+    monkeypatch.setattr(asking.generate, "generate_answers", speak)
+    monkeypatch.setattr(asking, "document_losses", document_losses)
+    monkeypatch.setattr(asking, "log_likelihoods", likelihoods)
     monkeypatch.setattr(statistics, "N_RESAMPLES", 500)
     # These models have no cycles, and with torch loaded a collection takes a second.
-    monkeypatch.setattr(evaluator.gc, "collect", lambda: None)
-    monkeypatch.setattr(evaluator, "Engine", lambda _: Letters())
-    monkeypatch.setattr(evaluator, "read_rows", lambda _: None)
+    monkeypatch.setattr(asking.gc, "collect", lambda: None)
+    monkeypatch.setattr(asking, "Engine", lambda _: Letters())
+    monkeypatch.setattr(asking, "read_rows", lambda _: None)
 
 
 def made(
@@ -264,7 +264,7 @@ def test_without_a_scorer_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.M
         raise AssertionError("nothing is to be generated")
 
     monkeypatch.setattr(ExactMatch, "unavailable_reason", lambda *_: "Node is missing")
-    monkeypatch.setattr(evaluator.generate, "generate_answers", refuse)
+    monkeypatch.setattr(asking.generate, "generate_answers", refuse)
     record = evaluate(made(tmp_path, Shelf({"base": 2, "checkpoint": 9})))
     assert record.after.score is not None
     assert (record.after.score.value_fraction, record.after.score.n_examples) == (None, 0)
@@ -279,15 +279,18 @@ def test_answers_stay_where_they_cannot_be_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scoring machine may differ from the one with the card."""
-    case = made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,))
+    shelf = Shelf({"base": 2, "checkpoint": 9})
+    case = made(tmp_path, shelf, steps=(20,), n_recall_examples=5)
     generations = ask_models(case)
     assert len(generations.after.texts) == 30
     with monkeypatch.context() as patch:
         patch.setattr(ExactMatch, "unavailable_reason", lambda *_: "Node is missing")
         record = score_answers(case, generations)
     assert record.after.score is not None and record.after.score.reason == "Node is missing"
-    assert record.unavailable["earlier"] == "Node is missing" == record.unavailable["baselines"]
-    assert score_answers(case, generations).after.score is not None
+    parts = ("earlier", "baselines", "recall")
+    assert {record.unavailable[part] for part in parts} == {"Node is missing"}
+    again = score_answers(case, generations)
+    assert again.after.score is not None and again.recall and "recall" not in again.unavailable
     other = replace(generations, document_ids=("s/999",))
     with pytest.raises(EvaluationError, match="s/999: was asked but is not held out"):
         score_answers(case, other)
@@ -337,7 +340,7 @@ def test_a_judge_sees_both_answers_if_both_were_asked(
         return [left_out, *speak(model, prompts[1:], *more)]
 
     seen: list[Any] = []
-    monkeypatch.setattr(evaluator.generate, "generate_answers", speak_but_once)
+    monkeypatch.setattr(asking.generate, "generate_answers", speak_but_once)
     monkeypatch.setattr(evaluation, "judge_pairs", lambda spec, pairs, *, seed: seen.extend(pairs))
     evaluate(made(tmp_path, Shelf({"base": 0, "checkpoint": 10}), steps=(20,)), judge=judge_spec())
     assert len(seen) == 29
@@ -374,8 +377,8 @@ def test_a_loss_that_is_not_finite_ends_it_before_anything_is_asked(
     def overflowed(*_: Any, **__: Any) -> DocumentLosses:
         return DocumentLosses(np.array([1.0, np.nan]), np.array([1, 1]))
 
-    monkeypatch.setattr(evaluator, "document_losses", overflowed)
-    monkeypatch.setattr(evaluator.generate, "generate_answers", None)
+    monkeypatch.setattr(asking, "document_losses", overflowed)
+    monkeypatch.setattr(asking.generate, "generate_answers", None)
     case = made(tmp_path, Shelf({"base": 2, "checkpoint": 9}), steps=(20,))
     with pytest.raises(EvaluationError, match="the base model's held-out loss is not finite in fp"):
         evaluate(case)
@@ -391,8 +394,8 @@ def test_questions_not_asked_count_as_wrong(
     ]
     options: Any = {"options": ["a", "b"], "right": "a"}
     asked = [EvalExample(example(i, "q", "a", **options), [1]) for i in range(3)]
-    monkeypatch.setattr(evaluator.generate, "generate_answers", lambda *_, **__: answers)
-    monkeypatch.setattr(evaluator, "choose_options", lambda *_, **__: answers)
+    monkeypatch.setattr(asking.generate, "generate_answers", lambda *_, **__: answers)
+    monkeypatch.setattr(asking, "choose_options", lambda *_, **__: answers)
     fields = {"choices": "options", "answer": "right"}
     for task, names, n_cut_off, n_tokens in (
         ("exact_match", {}, 1, 2), ("multiple_choice", fields, None, None)

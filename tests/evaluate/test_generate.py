@@ -186,7 +186,7 @@ def test_a_batch_that_does_not_fit_is_freed_and_halved(
     assert "continuing with 3" in caplog.text and "continuing with 1" in caplog.text
     assert held == [None, None]
     room = 0
-    with pytest.raises(EvaluationError, match="one question at a time"):
+    with pytest.raises(EvaluationError, match="at a time; lower evaluation"):
         ask(model, asked)
 
 

@@ -15,9 +15,10 @@ from made_up_model import END, PAD, VOCAB, Pairs, prompts, tiny_qwen3
 from support import LORA
 from transformers import Qwen3ForCausalLM
 
+from expertflow.core.errors import EvaluationError
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import likelihood
-from expertflow.evaluate.evaluator import Models
+from expertflow.evaluate.ask_models import Models
 from expertflow.evaluate.generate import PromptCodec, generate_answers
 from expertflow.evaluate.likelihood import choose_options, document_losses, log_likelihoods
 from expertflow.evaluate.questions import EvalExample
@@ -80,10 +81,10 @@ def test_a_batch_that_does_not_fit_is_halved(
 ) -> None:
     model = tiny_qwen3()
     expected = log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=1)
-    run = likelihood.document_losses
+    run, room = likelihood.document_losses, 1
 
     def fits(model: Any, rows: Any, *, micro_batch_size: int) -> Any:
-        if micro_batch_size > 1:
+        if micro_batch_size > room:
             raise torch.OutOfMemoryError("no room")
         return run(model, rows, micro_batch_size=micro_batch_size)
 
@@ -93,6 +94,10 @@ def test_a_batch_that_does_not_fit_is_halved(
     assert [nats for nats, _ in found] == pytest.approx([nats for nats, _ in expected], rel=1e-5)
     assert [n for _, n in found] == [n for _, n in expected]
     assert "out of memory with 5 questions at a time; continuing with 2" in caplog.text
+    room = 0
+    # Nothing is generated here.
+    with pytest.raises(EvaluationError, match="at a time; use a larger card"):
+        log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=32)
 
 
 ENGINE = Pairs()

@@ -161,14 +161,15 @@ def test_reasons_of_the_record_are_passed_on() -> None:
         "baselines": "too few training questions",
         "lm_eval": "evaluation.lm_eval is not set",
         "earlier.change": "another task",
+        "recall": "the extra for graphs is missing",
         "before.score.ci95": "too few to say",
         "after.n_cut_off": "options are compared, nothing is generated",
     }
     assert DONE.before.score is not None
     before = replace(DONE.before, score=replace(DONE.before.score, ci95=None))
-    blank = {"baselines": (), "judge": None, "lm_eval": (), "earlier": None, "before": before}
+    blank = {"baselines": (), "judge": None, "lm_eval": (), "earlier": None, "recall": ()}
     after = replace(DONE.after, n_cut_off=None)
-    report, page = _report(replace(DONE, unavailable=said, after=after, **blank))
+    report, page = _report(replace(DONE, unavailable=said, before=before, after=after, **blank))
     reasons = report.unavailable
     assert reasons["evaluation.judge"] == said["judge"]
     assert reasons["evaluation.before.ci95"] == said["before.score.ci95"]
@@ -177,6 +178,7 @@ def test_reasons_of_the_record_are_passed_on() -> None:
     assert "judge (the endpoint did not answer)" in shown
     assert "baselines (too few training questions)" in shown
     assert "is not set" not in shown  # not requested
+    assert _answers(page)["Training questions"] == "The extra for graphs is missing"
 
 
 def _answers(page: str) -> dict[str, str]:

@@ -35,8 +35,7 @@ def main(job: GenerationJob) -> GenerationRecord:
         lock_cards(1)
     # They import torch, which takes seconds: --help and usage errors come first.
     with cli.heavy_imports():
-        from expertflow.evaluate.ask_models import ask_models
-        from expertflow.evaluate.evaluator import GenerationInputs
+        from expertflow.evaluate.ask_models import GenerationInputs, ask_models
         from expertflow.train.model.load import load_for_scoring
 
     # Weights are read several times, and the machine that trained has a local copy.

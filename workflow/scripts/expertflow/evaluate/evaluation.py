@@ -21,8 +21,7 @@ from expertflow.evaluate import earlier
 from expertflow.evaluate.baselines import BaselinePredictor, make_baselines
 from expertflow.evaluate.judge import JudgedPair, judge_pairs
 from expertflow.evaluate.leakage import read_split
-from expertflow.evaluate.questions import make_examples
-from expertflow.evaluate.recall import choose_recall, score_recall
+from expertflow.evaluate.questions import choose_recall, make_examples, reword
 from expertflow.evaluate.records import (
     BaselineScore,
     EarlierRun,
@@ -36,7 +35,7 @@ from expertflow.evaluate.records import (
     Judgment,
     ModelAnswers,
     PairedChange,
-    TaskScore,
+    RecallScore,
 )
 from expertflow.evaluate.scoring import ScoringTask, judge_answers, make_task, own_digest
 from expertflow.evaluate.statistics import (
@@ -88,21 +87,20 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     }
     groups = [grouped.get(one.document_id, one.document_id) for one in asked]
     comparison = ModelComparison(inputs.spec, generations, asked, groups)
-    memory, this, after = inputs.state / f"{expert}.jsonl", None, comparison.after
-    if comparison.metric is not None and after.judgments:
+    memory, this = inputs.state / f"{expert}.jsonl", None
+    if comparison.metric is not None and comparison.after:
         weights = generations.published.weights_sha256
         # A stage whose code changed runs again, so earlier weights that still exist are rescored
         # and remain comparable.
         scorer = comparison.tool_versions() | {"code": inputs.code}
-        this = earlier.make_run(how, comparison.metric, weights, asked, after.judgments, scorer)
-    documents = choose_recall(inputs.shards, inputs.keep, how) if generations.recall else []
+        this = earlier.make_run(how, comparison.metric, weights, asked, comparison.after, scorer)
     record = fill_record(
         EvaluationRecord,
         generations,
         how,
         task=how.task_name,
-        before=comparison.before.side,
-        after=after.side,
+        before=comparison.describe_side(generations.before, comparison.before),
+        after=comparison.describe_side(generations.after, comparison.after),
         changes=comparison.estimate_changes(),
         baselines=comparison.score_baselines(make_examples(split.training, layout)),
         earlier=None if this is None else comparison.compare_earlier(this, memory),
@@ -110,7 +108,7 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
         n_held_out_documents=len(split.held_out),
         n_questions_shared_with_training=split.n_shared_questions,
         n_unusable_references=len(generations.unusable),
-        recall=score_recall(generations, comparison.task, documents, layout),
+        recall=comparison.score_recall(inputs),
         samples=comparison.pick_samples(),
         worst=comparison.pick_worst(),
         answers_path=str(inputs.answers),
@@ -133,29 +131,6 @@ def _find_examples(
             f"document {missing[0]}: was asked but is not held out; run generate_answers again"
         )
     return make_examples((by_id[one] for one in document_ids), layout)
-
-
-class ModelOutcome(Record, frozen=True):
-    answers: ModelAnswers
-    judgments: list[Judgment]
-    side: EvaluationSide
-
-
-def _make_side(answers: ModelAnswers, score: TaskScore | None, seed: int) -> EvaluationSide:
-    nats_D, n_targets_D = np.array(answers.nats), np.array(answers.n_targets)
-    loss = float(nats_D.sum() / n_targets_D.sum())
-    ci95 = mean_interval(nats_D, n_targets_D, seed)
-    return fill_record(
-        EvaluationSide,
-        answers,
-        held_out_loss=loss,
-        held_out_loss_ci95=ci95,
-        perplexity=_perplexity(loss),
-        perplexity_ci95=None if ci95 is None else (_perplexity(ci95[0]), _perplexity(ci95[1])),
-        n_target_tokens=int(n_targets_D.sum()),
-        n_documents=int((n_targets_D > 0).sum()),
-        score=score,
-    )
 
 
 def _perplexity(loss: float) -> float:
@@ -187,14 +162,29 @@ class ModelComparison:
         self.unavailable: dict[str, str] = {}
         self.before, self.after = map(self._judge, (generations.before, generations.after))
 
-    def _judge(self, answers: ModelAnswers) -> ModelOutcome:
+    def _judge(self, answers: ModelAnswers) -> list[Judgment]:
         task, n = self.task, len(self.asked)
         with show_activity(lambda: f"scoring {n:,} answers"):
-            judgments = judge_answers(task, self.asked, answers) if task and answers.texts else []
-        score, empty = None, self.unavailable_reason or NO_EXAMPLES
-        if self.metric is not None:
-            score = summarize_judgments(self.metric, judgments, empty, self.groups)
-        return ModelOutcome(answers, judgments, _make_side(answers, score, self.seed))
+            return judge_answers(task, self.asked, answers) if task and answers.texts else []
+
+    def describe_side(self, answers: ModelAnswers, judgments: list[Judgment]) -> EvaluationSide:
+        nats_D, n_targets_D = np.array(answers.nats), np.array(answers.n_targets)
+        loss = float(nats_D.sum() / n_targets_D.sum())
+        ci95 = mean_interval(nats_D, n_targets_D, self.seed)
+        empty = self.unavailable_reason or NO_EXAMPLES
+        return fill_record(
+            EvaluationSide,
+            answers,
+            held_out_loss=loss,
+            held_out_loss_ci95=ci95,
+            perplexity=_perplexity(loss),
+            perplexity_ci95=None if ci95 is None else (_perplexity(ci95[0]), _perplexity(ci95[1])),
+            n_target_tokens=int(n_targets_D.sum()),
+            n_documents=int((n_targets_D > 0).sum()),
+            score=None
+            if self.metric is None
+            else summarize_judgments(self.metric, judgments, empty, self.groups),
+        )
 
     def tool_versions(self) -> dict[str, str]:
         how = self.generations.spec
@@ -203,8 +193,8 @@ class ModelComparison:
         return {**self.task.tool_versions(), **own} if self.task else own
 
     def estimate_changes(self) -> tuple[PairedChange, ...]:
-        before_D, after_D = (np.array(one.answers.nats) for one in (self.before, self.after))
-        n_D = np.array(self.before.answers.n_targets)
+        before, after = self.generations.before, self.generations.after
+        before_D, after_D, n_D = map(np.array, (before.nats, after.nats, before.n_targets))
         has_loss = n_D > 0  # without a target there is no loss
         loss = estimate_change(
             "held_out_loss",
@@ -214,15 +204,15 @@ class ModelComparison:
             higher_is_better=False,
             seed=self.seed,
         )
-        if self.metric is None or not self.after.judgments:
+        if self.metric is None or not self.after:
             return (loss,)
-        return (self._change_from(self.before.judgments), loss)
+        return (self._change_from(self.before), loss)
 
     def score_baselines(self, learned_from: Sequence[Example]) -> tuple[BaselineScore, ...]:
         task = self.task
         if not self.spec.baselines:
             return self._without("baselines", "evaluation.baselines is false")
-        if task is None or not self.after.judgments:
+        if task is None or not self.after:
             return self._without("baselines", self._no_answers())
         try:
             made = make_baselines(task.score, learned_from, self.seed)
@@ -252,10 +242,26 @@ class ModelComparison:
 
     def _change_from(self, judgments: Sequence[Judgment]) -> PairedChange:
         assert self.metric is not None, "judgments without a metric"
-        sides = ([one.correct for one in each] for each in (judgments, self.after.judgments))
+        sides = ([one.correct for one in each] for each in (judgments, self.after))
         return estimate_change(
             self.metric, *sides, groups=self.groups, higher_is_better=True, seed=self.seed
         )
+
+    def score_recall(self, inputs: EvalInputs) -> tuple[RecallScore, ...]:
+        """Score the answers to each wording of questions on what was trained."""
+        how, task = self.generations.spec, self.task
+        if not how.n_recall_examples:
+            return ()
+        if task is None:
+            return self._without("recall", self._no_answers())
+        documents = choose_recall(inputs.shards, inputs.keep, how)
+        by_id, found = {document.document_id: document for document in documents}, []
+        for one in self.generations.recall:
+            reworded = (reword(by_id[name], one.wording) for name in one.document_ids)
+            examples = make_examples(reworded, inputs.model.tokenizer.layout)
+            score = summarize_judgments(task.metric, judge_answers(task, examples, one.answers))
+            found.append(RecallScore(wording=one.wording, score=score))
+        return tuple(found)
 
     def compare_earlier(self, run: earlier.PastRun, memory: Path) -> EarlierRun | None:
         hashes = (earlier.hash_question(self.generations.spec, one) for one in self.asked)
@@ -264,11 +270,11 @@ class ModelComparison:
 
     def ask_judge(self) -> JudgeResult | None:
         spec = self.spec
-        if spec.judge is None or not self.after.judgments:
+        if spec.judge is None or not self.after:
             unset = "evaluation.judge is not set"
             self._without("judge", unset if spec.judge is None else self._no_answers())
             return None
-        before, after = self.before.answers, self.after.answers
+        before, after = self.generations.before, self.generations.after
         pairs = map(JudgedPair, self.asked, before.texts, after.texts)
         # Without answers there is nothing to prefer, and no tie either.
         answered = [one for one in pairs if one.example.document_id not in after.not_asked]
@@ -304,7 +310,7 @@ class ModelComparison:
             found["published.candidates"] = published.reason
         if earlier is None:
             none = "no earlier evaluation of other weights has the same task, decoding and scorer"
-            found["earlier"] = none if self.after.judgments else self._no_answers()
+            found["earlier"] = none if self.after else self._no_answers()
         elif earlier.change is None:
             why = "the earlier evaluation asked none of these questions"
             found |= dict.fromkeys(("earlier.value_fraction", "earlier.change"), why)
@@ -313,25 +319,26 @@ class ModelComparison:
     def write_answers(self, path: Path) -> None:
         """Write both answers to each question as JSON lines; losses in nats per token."""
         lines = []
-        for i, one in enumerate(self.asked[: len(self.after.judgments)]):
+        for i, one in enumerate(self.asked[: len(self.after)]):
             line: dict[str, str | float | None] = {
                 "document_id": one.document_id,
                 "prompt": one.prompt,
                 "reference": one.reference,
             }
-            for name, outcome in (("before", self.before), ("after", self.after)):
+            for name in ("before", "after"):
+                answers, judgment = getattr(self.generations, name), getattr(self, name)[i]
                 line |= {
-                    name: outcome.answers.texts[i],
-                    f"{name}_kind": outcome.judgments[i].kind,
-                    f"{name}_detail": outcome.judgments[i].detail,
-                    f"{name}_reference_loss": outcome.answers.reference_losses[i],
+                    name: answers.texts[i],
+                    f"{name}_kind": judgment.kind,
+                    f"{name}_detail": judgment.detail,
+                    f"{name}_reference_loss": answers.reference_losses[i],
                 }
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         write_text(path, "".join(lines))
 
     def pick_samples(self) -> tuple[EvaluationSample, ...]:
         """Pick right and wrong answers alternately, as long as there are both."""
-        right = [i for i, judgment in enumerate(self.after.judgments) if judgment.correct]
+        right = [i for i, judgment in enumerate(self.after) if judgment.correct]
         # Taken in turn: right, wrong, right, …
         in_turn = [i for pair in zip_longest(right, self._wrong()) for i in pair if i is not None]
         return tuple(map(self._sample, in_turn[:N_SAMPLES]))
@@ -340,25 +347,25 @@ class ModelComparison:
         """Pick wrong answers: those right before first, then by descending loss, unknown last."""
 
         def place(i: int) -> tuple[bool, bool, float]:
-            loss = self.after.answers.reference_losses[i]
-            return not self.before.judgments[i].correct, loss is None, -(loss or 0.0)
+            loss = self.generations.after.reference_losses[i]
+            return not self.before[i].correct, loss is None, -(loss or 0.0)
 
         return tuple(map(self._sample, sorted(self._wrong(), key=place)[:N_WORST]))
 
     def _wrong(self) -> list[int]:
-        return [i for i, judgment in enumerate(self.after.judgments) if not judgment.correct]
+        return [i for i, judgment in enumerate(self.after) if not judgment.correct]
 
     def _sample(self, i: int) -> EvaluationSample:
-        example, before, after = self.asked[i], self.before, self.after
+        before, after = self.generations.before, self.generations.after
         return fill_record(
             EvaluationSample,
-            example,
-            before=before.answers.texts[i],
-            after=after.answers.texts[i],
-            kind_before=before.judgments[i].kind,
-            kind_after=after.judgments[i].kind,
-            detail_after=after.judgments[i].detail,
-            reference_loss=after.answers.reference_losses[i],
+            self.asked[i],
+            before=before.texts[i],
+            after=after.texts[i],
+            kind_before=self.before[i].kind,
+            kind_after=self.after[i].kind,
+            detail_after=self.after[i].detail,
+            reference_loss=after.reference_losses[i],
         )
 
     def _no_answers(self) -> str:

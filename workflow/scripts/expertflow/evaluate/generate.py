@@ -107,7 +107,8 @@ def generate_answers(
                     lm, [prompts[i] for i in chosen], [rooms[i] for i in chosen], engine, spec
                 )
             except RuntimeError as error:
-                batch_size = halve_batch(len(chosen), error)
+                advice = "lower evaluation.max_new_tokens, or use a larger card"
+                batch_size = halve_batch(len(chosen), error, advice)
                 continue
             for i, row in zip(chosen, rows, strict=True):
                 asked = engine.decode(prompts[i])
@@ -142,15 +143,12 @@ def finish_answer(
     return Answer(answer, n_tokens, ended=stopped or end is not None)
 
 
-def halve_batch(n_rows: int, error: RuntimeError) -> int:
+def halve_batch(n_rows: int, error: RuntimeError, advice: str = "use a larger card") -> int:
     """Return half of a batch that ran out of memory; re-raise for one row or another error."""
     if not is_out_of_memory(error):
         raise error
     if n_rows == 1:
-        raise EvaluationError(
-            "out of memory with one question at a time; lower evaluation.max_new_tokens, or use a"
-            " larger card"
-        ) from error
+        raise EvaluationError(f"out of memory with one question at a time; {advice}") from error
     # The error's traceback would keep the batch's tensors alive.
     traceback.clear_frames(error.__traceback__)
     torch.cuda.empty_cache()

@@ -1,18 +1,22 @@
-"""Choose the questions of an evaluation from held-out documents."""
+"""Choose questions: of an evaluation from held-out documents, of recall from trained ones."""
 
+import heapq
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
+from pathlib import Path
 from typing import TypeVar
 
 from msgspec import field
+from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
-from expertflow.data.documents import Document
-from expertflow.data.records import Layout, Segment
+from expertflow.data.documents import Document, iter_kept, make_ids_unique
+from expertflow.data.records import Layout, Segment, ShardRecord
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer, join_question, render_answer, split_question
+from expertflow.data.shapes import last_answer
 from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.choose_checkpoint import n_to_report
 from expertflow.evaluate.leakage import key_by_seed
@@ -24,6 +28,8 @@ from expertflow.tokens.tokenize import tokenize
 log = logging.getLogger(__name__)
 # Placeholder, to find the template's text around an answer.
 ANY_ANSWER = "\ue0f2"
+# Stands for the question in a wording.
+QUESTION = "{question}"
 # A larger share means a wrong setting rather than bad records.
 MAX_UNUSABLE_FRACTION = 0.2
 # With few questions one is already more: one of four is a quarter.
@@ -114,6 +120,25 @@ def _choose_judgeable(
     if reasons:
         log.warning("%d references cannot be judged, the first: %s", n_bad, reasons[0])
     return kept, reasons
+
+
+def choose_recall(shards: list[ShardRecord], keep: Path, spec: GenerationSpec) -> list[Document]:
+    """Choose training documents by a seeded hash."""
+    documents = iter_kept(shards, keep, held_out=False)
+    chosen = heapq.nsmallest(spec.n_recall_examples, documents, key=key_by_seed(spec.seed))
+    return make_ids_unique(chosen)
+
+
+def reword(document: Document, wording: str) -> Document:
+    """Return a chat with its last question before the answer reworded."""
+    turns = list(document.body.turns)
+    before = range(last_answer(document.body)) if turns else ()
+    if not (asked := [i for i in before if turns[i].role == "user"]):
+        return document
+    last = turns[asked[-1]]
+    # "In other words: {question}".
+    turns[asked[-1]] = replace(last, content=wording.replace(QUESTION, last.content))
+    return replace(document, body=replace(document.body, turns=tuple(turns)))
 
 
 def find_unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
