@@ -15,12 +15,15 @@ from msgspec.structs import replace
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json
 from expertflow.core.records import to_json
-from expertflow.data.columns import KEPT, NO_CATEGORY, STATUS, Columns
 from expertflow.data.deduplicate import deduplicate_documents
 from expertflow.data.documents import KEEP, DocumentWriter, NewDocument, group_hash, text_hash
 from expertflow.data.near import Signer
 from expertflow.data.records import Body, DocumentsRecord, ShardRecord
 from expertflow.data.selection import (
+    KEPT,
+    NO_CATEGORY,
+    STATUS,
+    Columns,
     apply_weights,
     cap_categories,
     mark_held_out,

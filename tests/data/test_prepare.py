@@ -15,12 +15,12 @@ from support import ROOT, SCRIPTS
 from test_shapes import SPEC
 
 from expertflow.core.errors import DataError
-from expertflow.data.columns import STATUS
 from expertflow.data.documents import Document, KeptRows, group_hash, iter_documents
 from expertflow.data.messages import ASSISTANT_FIRST, EMPTY_SYSTEM
 from expertflow.data.prepare import prepare_shard, without_emails
 from expertflow.data.read import describe_file
 from expertflow.data.records import ShardRecord, SourceRecord
+from expertflow.data.selection import STATUS
 from expertflow.data.settings import BenchmarkSpec, FieldCheck, NearSpec, PrepareSpec, SourceSpec
 
 KEY, ADDRESS = "AKIA" + "QYLPMN5HHHFPZAM2", "ann" + "@site.org"
@@ -221,12 +221,12 @@ def test_nulls_of_columns_are_not_keys(path: Path) -> None:
 
 
 def test_categories_are_identified_by_their_value(path: Path) -> None:
-    values = ["1", 1, 1.0, 1.5, True, None, ["x"]]
+    values = ["1", 1, 1.0, 1.5, True, ["x"], None, "", " \t"]
     write(path, *[{**GOOD, "c": c} for c in values])
     names = column(prepare(path, category="c"), "category")
-    assert names == ["1", "1", "1", "1.5", "True", None, "['x']"]
+    assert names == ["1", "1", "1", "1.5", "True", "['x']", None, None, None]
     # A misspelled category is not silently capped.
-    assert prepare(path, category="cc").n_rejected_by_reason == {"missing_field": 7}
+    assert prepare(path, category="cc").n_rejected_by_reason == {"missing_field": 9}
 
 
 SQL = FieldCheck(field="q", check="sql")

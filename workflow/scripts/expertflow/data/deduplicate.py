@@ -16,19 +16,8 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import replacing, sha256_file
-from expertflow.data.columns import (
-    KEPT,
-    NO_CATEGORY,
-    STATUS,
-    Columns,
-    find_buckets,
-    read_columns,
-    read_document_ids,
-    read_signatures,
-    row_ranges,
-)
 from expertflow.data.documents import KEEP
-from expertflow.data.near import NearIndex
+from expertflow.data.near import NearIndex, find_buckets
 from expertflow.data.records import (
     DocumentsRecord,
     DuplicateExample,
@@ -36,7 +25,18 @@ from expertflow.data.records import (
     ShardRecord,
     SourceCounts,
 )
-from expertflow.data.selection import mark_held_out, select_documents
+from expertflow.data.selection import (
+    KEPT,
+    NO_CATEGORY,
+    STATUS,
+    Columns,
+    mark_held_out,
+    read_columns,
+    read_document_ids,
+    read_signatures,
+    row_ranges,
+    select_documents,
+)
 from expertflow.data.settings import DeduplicateSpec, NearSpec
 
 N_EXAMPLES = 5

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from expertflow.core.disk import check_space
 from expertflow.data import shingles
-from expertflow.data.columns import Rows, find_buckets
 from expertflow.data.settings import NearSpec, SignatureSpec
 
+Rows = NDArray[np.int64]
 Halves = NDArray[np.uint32]
 Signatures = NDArray[np.uint32]
 Leaders = NDArray[np.int32]
@@ -159,3 +159,30 @@ class NearIndex:
                 return
             near = self.count_matches(first, rows) >= self.n_needed
             leaders[rows[near]] = first[near]
+
+
+def find_buckets(keys: shingles.Hashes, more: shingles.Hashes | None = None) -> tuple[Rows, Rows]:
+    """Return the rows whose keys occur more than once, and the first row of each one's bucket.
+
+    A bucket's rows are adjacent and ascending. With ``more``, both keys must be equal.
+    """
+    # Sorting keys alone is fast; few of them occur twice and need a stable sort.
+    order = np.argsort(keys)
+    same = np.diff(keys[order]) == 0
+    twice = np.zeros(len(keys), bool)
+    # Both neighbors of an equal pair.
+    twice[order[1:][same]] = True
+    twice[order[:-1][same]] = True
+    rows = np.flatnonzero(twice)
+    # np.lexsort sorts by its last key first.
+    columns = [keys[rows]] if more is None else [more[rows], keys[rows]]
+    order = np.lexsort(columns)
+    rows = rows[order]
+    new = np.zeros(len(rows), bool)
+    new[:1] = True
+    for column in columns:
+        new[1:] |= np.diff(column[order]) != 0
+    starts = np.flatnonzero(new)
+    sizes = np.diff(starts, append=len(rows))
+    shared = np.repeat(sizes > 1, sizes)
+    return rows[shared], np.repeat(rows[starts], sizes)[shared]

@@ -77,8 +77,7 @@ class DocumentMaker:
             group = documents.group_hash(documents.normalize_text(draft.group))
         if source.group is not None:
             value = look_up(record, source.group)
-            # An empty cell of a CSV file is text.
-            is_blank = value is None or value is MISSING or not str(value).strip()
+            is_blank = value is MISSING or _is_blank(value)
             if is_blank or not isinstance(value, str | int | float | Decimal):
                 found = "no value" if is_blank else type(value).__name__
                 detail = f"expected text or a number, found {found}"
@@ -116,7 +115,7 @@ class DocumentMaker:
         value = look_up(record, name)
         if value is MISSING:
             raise reject_missing_field(record, name)
-        return None if value is None else format_label(value)
+        return None if _is_blank(value) else format_label(value)
 
     def _fields(self, record: Fields) -> bytes:
         found = {}
@@ -173,6 +172,11 @@ def prepare_shard(
         n_noted_by_reason=dict(sorted(maker.noted.items())),
         rejected_examples=tuple(rejects.examples),
     )
+
+
+def _is_blank(value: Any) -> bool:
+    # An empty cell of a CSV file is text.
+    return value is None or not str(value).strip()
 
 
 def without_emails(value: Any) -> Any:
