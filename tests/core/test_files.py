@@ -27,7 +27,7 @@ from expertflow.core.files import (
 )
 from expertflow.core.locks import NO_LOCKS, read_holder, sign_lock, try_lock, wait_for_lock
 from expertflow.core.records import Record, from_json, read_part
-from expertflow.train.saved.state_dirs import find_abandoned
+from expertflow.train.saved.checkpoint_files import find_abandoned
 
 
 def test_a_file_that_a_library_writes_for_its_owner_is_as_readable_as_others(

@@ -22,7 +22,7 @@ from expertflow.core.errors import ConfigError, TrainingError
 from expertflow.core.records import read_record
 from expertflow.plan.settings import ALL_LINEAR, LoraSpec
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.fingerprint import fingerprint_run
+from expertflow.train.job import fingerprint_run
 from expertflow.train.model.adapters import use_own_forward
 from expertflow.train.model.base import hash_weights
 from expertflow.train.model.init_adapter import FILES, hash_adapter

@@ -31,10 +31,16 @@ from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.packing import IGNORE
 from expertflow.tokens.tokenize import DocumentRows, tokenize
-from expertflow.train.feed.batches import TENSORS, Batch, Buffers, Collator
+from expertflow.train.feed.batches import (
+    TENSORS,
+    Batch,
+    Buffers,
+    Collator,
+    RowOrder,
+    micro_batch_rows,
+)
 from expertflow.train.feed.loader import Feed, ThreadLoader, load_batches
 from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
-from expertflow.train.feed.order import RowOrder, micro_batch_rows
 from expertflow.train.model.packed import document_bounds
 
 LENGTH = 24

@@ -30,7 +30,7 @@ from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import job, step_hooks
-from expertflow.train.fingerprint import PLAN, fingerprint_run, warn_of_unused_progress
+from expertflow.train.job import PLAN, fingerprint_run, warn_of_unused_progress
 from expertflow.train.model.packed import compute_held_out_loss
 from expertflow.train.model.weights import Diverged
 from expertflow.train.run import TrainInputs

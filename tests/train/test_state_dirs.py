@@ -11,9 +11,9 @@ from typing import IO, Any
 
 import pytest
 
+from expertflow.core import locks
 from expertflow.core.errors import TrainingError
-from expertflow.train.saved import state_dirs
-from expertflow.train.saved.state_dirs import lock_state, prunable_states
+from expertflow.train.saved.checkpoint_files import lock_state, prunable_states
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the list of sleeps; no other time passes."""
     taken: list[float] = []
     clock = SimpleNamespace(sleep=taken.append, monotonic=lambda: sum(taken))
-    monkeypatch.setattr(state_dirs, "time", clock)
-    monkeypatch.setattr(state_dirs, "POLL_S", 20.0)
+    monkeypatch.setattr(locks, "time", clock)
+    monkeypatch.setattr(locks, "POLL_S", 20.0)
     return taken
 
 
@@ -45,7 +45,7 @@ def test_a_trainer_on_this_machine_is_awaited(
             if len(told) == 2:
                 fcntl.flock(stream, fcntl.LOCK_UN)
 
-        monkeypatch.setattr(state_dirs.log, "warning", tell)
+        monkeypatch.setattr(locks.log, "warning", tell)
         with lock_state(tmp_path, elsewhere_s=0):
             assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     message = f"{tmp_path}: a trainer is running there, process 7"
@@ -56,7 +56,7 @@ def test_a_trainer_on_this_machine_is_awaited(
     ("signed", "place"),
     [
         ('{"host": "elsewhere", "pid": 7}', "process 7 on elsewhere, for 600 s now"),
-        (json.dumps({"host": socket.gethostname(), "pid": 7}), "process 7, for 86400 s now"),
+        (json.dumps({"host": socket.gethostname(), "pid": 7}), "process 7, for 24 h now"),
         ("", "process unknown on an unknown machine"),
         ("cut sh", "process unknown on an unknown machine"),
     ],
@@ -65,7 +65,7 @@ def test_others_are_rejected(tmp_path: Path, naps: list[float], signed: str, pla
     refused = pytest.raises(TrainingError, match=f"{place}.*; stop it, which saves its state")
     with held(tmp_path, signed), refused as caught, lock_state(tmp_path):
         raise AssertionError("it is held")
-    assert "\n" not in str(caught.value) and f"for {sum(naps):.0f} s" in str(caught.value)
+    assert "\n" not in str(caught.value) and sum(naps) in (600.0, 24 * 3600.0)
     assert (tmp_path / "lock").read_text() == signed
 
 

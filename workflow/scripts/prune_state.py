@@ -11,7 +11,7 @@ from expertflow.core import cli
 from expertflow.core.files import remove
 from expertflow.staging.store import prune_copies
 from expertflow.tokens import store
-from expertflow.train.saved.state_dirs import find_abandoned, prunable_states
+from expertflow.train.saved.checkpoint_files import find_abandoned, prunable_states
 
 TOKENS = ".tokens"
 

@@ -49,16 +49,22 @@ def try_lock(stream: IO[Any], *, wait: bool = False, shared: bool = False) -> Ou
         return "no locks"
 
 
-def wait_for_lock(stream: IO[Any], reason: str, *, shared: bool = False) -> None:
-    """Wait for a lock, logging the reason every minute; TransientError after a day."""
+def wait_for_lock(
+    stream: IO[Any],
+    reason: str,
+    *,
+    shared: bool = False,
+    limit_s: float = LIMIT_S,
+    fix: str = "stop it, and run again",
+) -> None:
+    """Wait for a lock, logging the reason every minute; TransientError after ``limit_s``."""
     start_s, logged_s = time.monotonic(), -TOLD_EVERY_S
     # Polled: while a lock blocks, nothing could be logged.
     while not flock(stream, shared=shared):
         waited_s = time.monotonic() - start_s
-        if waited_s >= LIMIT_S:
-            raise TransientError(
-                f"{reason}, for {waited_s / 3600:.0f} h now; stop it, and run again"
-            )
+        if waited_s >= limit_s:
+            waited = f"{waited_s:.0f} s" if waited_s < 3600 else f"{waited_s / 3600:.0f} h"
+            raise TransientError(f"{reason}, for {waited} now; {fix}")
         if waited_s - logged_s >= TOLD_EVERY_S:
             log.warning("%s; waiting for it; Ctrl-C ends the wait", reason)
             logged_s = waited_s

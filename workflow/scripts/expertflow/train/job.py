@@ -12,26 +12,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec import field
 from msgspec.structs import asdict, replace
 
 from expertflow.core.attempts import note_state, process_age_s
-from expertflow.core.errors import TrainingError
+from expertflow.core.errors import DataError, TrainingError
 from expertflow.core.files import remove, sha256_json, write_text
 from expertflow.core.process import end_with_parent, stop_group
 from expertflow.core.records import Record, read_record, to_json, write_record, write_sealed
+from expertflow.core.settings import list_settings, name_of
 from expertflow.hardware.monitor import write_missing_record
 from expertflow.plan.override import Changes, override
 from expertflow.plan.records import TrainPlan
+from expertflow.plan.settings import LoraSpec, Training
 from expertflow.staging.ensure import Places, open_staged
 from expertflow.staging.records import StagingRecord
 from expertflow.tokens.arrow import ROWS_FILE
 from expertflow.tokens.records import PackingRecord
-from expertflow.train import fingerprint, loop, memory, processes, publish
+from expertflow.train import loop, memory, processes, publish
 from expertflow.train.device import configure_allocator
 from expertflow.train.feed.on_the_fly import Documents
 from expertflow.train.model.weights import Diverged
@@ -42,16 +45,28 @@ from expertflow.train.records import ModelRecord, RunSummary, TrainingRecord
 from expertflow.train.run import TrainInputs, stop_on_signals
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
-from expertflow.train.saved.state_dirs import lock_state
+from expertflow.train.saved.checkpoint_files import OUTCOME, lock_state
 from expertflow.train.start import assemble_run, probe_longest_batch, try_to_compile
 from expertflow.train.step_hooks import STEPS_FILE, truncate_log
 
 log = logging.getLogger(__name__)
-DIVERGED, PREFLIGHT = "diverged.txt", "preflight.json"
+DIVERGED, PREFLIGHT, PLAN = "diverged.txt", "preflight.json", "plan.json"
 MONITOR = Path(__file__).resolve().parents[2] / "monitor_gpu.py"
 SAMPLES, MONITOR_RECORD = "gpu.jsonl", "monitor.json"
 # Time for the monitor to write its last samples and the summary.
 STOP_S = 60
+# Fields of a plan besides its settings that do not affect the trained weights. A run that lost its
+# card may resume on another one, which at most rounds differently.
+_OTHER_FIELDS = (
+    "origins", "cost", "reasons", "gpu", "predicted_peak_bytes", "predicted_peak_reason", "memory",
+    "options", "claims", "may_halve_micro_batch", "predicted_tokens", "next_micro_batch_peak_bytes",
+    "without_checkpointing_peak_bytes", "flops_per_token_model", "flops_per_token_hardware",
+    "flops_convention", "hardware",
+)  # fmt: skip
+# Settings that do not affect them either, that the plan converts to step counts, or that only
+# divide a global batch, so that another number of processes can resume (rounding and dropout masks
+# aside).
+_OTHER_SETTINGS = tuple(s.name for s in list_settings(Training) if "weights" not in s.affects)
 
 
 class TrainingJob(Record, frozen=True, kw_only=True):
@@ -129,16 +144,56 @@ def _read_inputs(job: TrainingJob, packing: PackingRecord) -> TrainInputs:
                 " and --keep to tokenize on the fly"
             )
         plan, code = documents.adapt_plan(plan), f"{code}, on the fly, {documents.sha256}"
-    name = fingerprint.fingerprint_run(plan=plan, packing=packing, model=model, code=code)
+    name = fingerprint_run(plan=plan, packing=packing, model=model, code=code)
     return TrainInputs(
         plan=plan, model=model, rows=rows, state=job.state / name, documents=documents
     )
 
 
+def fingerprint_run(
+    *, plan: TrainPlan, packing: PackingRecord, model: ModelRecord, code: str
+) -> str:
+    """Hash everything that decides the trained weights; prices and predictions do not."""
+    rows = [packing.train.sha256, packing.held_out.sha256]
+    weights = [model.weights_sha256, model.tokenizer.sha256]
+    return sha256_json([_weight_settings(plan), rows, weights, code])[:20]
+
+
+def _weight_settings(plan: TrainPlan) -> dict[str, Any]:
+    decided: dict[str, Any] = to_json(plan)
+    for key in (*_OTHER_FIELDS, *_OTHER_SETTINGS):
+        decided.pop(key)
+    # The hash of an adapter to continue from counts, not its path.
+    (decided[name_of(Training.lora)] or {}).pop(name_of(LoraSpec.init_from), None)
+    return decided
+
+
+def warn_of_unused_progress(plan: TrainPlan, state: Path) -> None:
+    """Warn of the expert's unfinished trainings that this one, at its first step, cannot resume."""
+    if checkpoint_files.newest_checkpoint(state) is not None:
+        return
+    wanted = _weight_settings(plan)
+    for other in sorted(path for path in state.parent.iterdir() if path.is_dir() and path != state):
+        newest = checkpoint_files.newest_checkpoint(other)
+        if newest is None or (other / OUTCOME).is_file():
+            continue
+        differs = "different data, model or code"
+        # A plan of another version may lack fields; its settings are not compared.
+        with suppress(DataError):
+            there = _weight_settings(read_record(TrainPlan, other / PLAN))
+            settings = wanted.keys() & Training.__struct_fields__
+            if changed := sorted(key for key in settings if wanted[key] != there[key]):
+                differs = ", ".join(f"{key} {there[key]}, now {wanted[key]}" for key in changed)
+        log.warning(
+            "%s: an unfinished training at step %d is not resumed: %s",
+            other, checkpoint_files.step_of(newest), differs,
+        )  # fmt: skip
+
+
 def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> RunSummary:
     plan, state = inputs.plan, inputs.state
     checkpoint_files.remove_partials(state)
-    fingerprint.warn_of_unused_progress(plan, state)
+    warn_of_unused_progress(plan, state)
     with _staged(job, inputs) as (placed, places):
         rows = None
         if placed.documents is None:
@@ -148,7 +203,7 @@ def _train(job: TrainingJob, inputs: TrainInputs, packing: PackingRecord) -> Run
         merged = (job.output.parent, inputs.model.n_weight_bytes)
         readings = run_preflight(plan, state, rows, merged) | {"staging": staging}
         # Read again only to report which settings differ, if this run remains unfinished.
-        write_sealed(state / fingerprint.PLAN, plan)
+        write_sealed(state / PLAN, plan)
         write_record(state / PREFLIGHT, readings)
         with run_monitor(state, plan, seen_s=placed.seen_s):
             group = processes.start_processes(plan, tracker_directory=str(state))

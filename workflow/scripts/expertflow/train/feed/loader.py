@@ -20,8 +20,14 @@ from torch.utils.data import DataLoader, Dataset
 from expertflow.core.records import fill_record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
-from expertflow.train.feed.batches import Batch, Buffers, Collator
-from expertflow.train.feed.order import RowOrder, Rows, micro_batch_rows
+from expertflow.train.feed.batches import (
+    Batch,
+    Buffers,
+    Collator,
+    RowOrder,
+    Rows,
+    micro_batch_rows,
+)
 
 
 class BaseFeed(Struct, kw_only=True):

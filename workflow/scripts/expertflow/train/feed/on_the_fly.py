@@ -14,9 +14,8 @@ from expertflow.data.records import ShardRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.tokenize import DocumentRows
-from expertflow.train.feed.batches import Collator, targets_per_row
+from expertflow.train.feed.batches import Collator, RowOrder, Rows, targets_per_row
 from expertflow.train.feed.loader import BaseFeed
-from expertflow.train.feed.order import RowOrder, Rows
 from expertflow.train.records import ModelRecord
 
 

@@ -12,8 +12,7 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.settings import name_of
 from expertflow.plan.settings import ADAPTER, LoraSpec
 from expertflow.tokens.arrow import PackedRows
-from expertflow.train.feed.batches import Batch, Buffers, Collator
-from expertflow.train.feed.order import micro_batch_rows
+from expertflow.train.feed.batches import Batch, Buffers, Collator, micro_batch_rows
 from expertflow.train.model import attention
 from expertflow.train.model.loss import (
     Head,
