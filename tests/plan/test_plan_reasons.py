@@ -98,7 +98,8 @@ def test_a_plan_can_be_read() -> None:
         assert words in text
     assert "(the setup it replaces: 4)" in " ".join(text.split())
     text = plan_text(plan(None))
-    assert "hours    unknown" in text and "dollars  unknown: no price" in text
+    assert "hours    unknown" in text and "dry run (snakemake -n) measures" in text
+    assert "dollars  unknown: no price" in text
     assert "other hardware" not in text and "claims" not in text
 
 

@@ -144,7 +144,7 @@ def peak_flops_per_s(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) ->
 def card_speed(gpu: GpuFacts | None, precision: str, *, use_tf32: bool) -> CardSpeed | str:
     """Return the speed of a card, or why it is unknown."""
     if gpu is None:
-        return "no estimate on a CPU: its peak is unknown"
+        return "no estimate on a CPU, which only a dry run (snakemake -n) measures"
     peak = peak_flops_per_s(gpu, precision, use_tf32=use_tf32)
     if peak is None or gpu.peak_bandwidth_bytes_per_s is None:
         what = f"{precision} peak" if peak is None else "bandwidth"
