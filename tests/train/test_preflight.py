@@ -161,11 +161,11 @@ def test_products_repeat_from_the_first(plan: TrainPlan, monkeypatch: pytest.Mon
     monkeypatch.setenv(name, "")  # so that changes are undone
     monkeypatch.delenv(name)
 
-    def measured(dtype: object) -> float:
+    def measured(dtype: object, *, cuda: bool) -> float:
         seen.append(os.environ.get(name))
         return 1e12
 
-    monkeypatch.setattr(module, "measure_matmul_flops_per_s", measured)
+    monkeypatch.setattr(module, "measure_flops_per_s", measured)
     on_card = replace(plan, gpu=H100, precision="bf16")
     for deterministic in (False, True):
         module._measured_peak(replace(on_card, deterministic=deterministic))

@@ -19,7 +19,7 @@ from trainers import Trainers
 
 from expertflow.core.records import read_record
 from expertflow.report.profile import sum_by_kind
-from expertflow.train.model.load import load_trained
+from expertflow.train.model.load import load_for_export
 from expertflow.train.model.weights import list_trained_parameters
 from expertflow.train.profiler import KERNELS, PROFILE
 from expertflow.train.records import KernelProfile
@@ -89,8 +89,8 @@ def test_they_publish_each_checkpoint_completely(both: Trained) -> None:
     (state,) = (folder / "state").iterdir()
     for candidate in record["candidates"]:
         # The files in results, not in the state.
-        published = load_trained(
-            folder / "checkpoint" / candidate["path"], base="", dtype=torch.float32,
+        published = load_for_export(
+            folder / "checkpoint" / candidate["path"], base="", method="full", precision="fp32",
             attention_name="sdpa",
         )  # fmt: skip
         found = list_trained_parameters(published)

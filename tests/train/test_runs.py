@@ -28,7 +28,7 @@ from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
 from expertflow.train import job, loop, publish
 from expertflow.train.job import run_monitor
-from expertflow.train.model.load import load_trained
+from expertflow.train.model.load import load_for_export
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.model.weights import Diverged, list_trained_parameters
 from expertflow.train.processes import start_processes
@@ -163,9 +163,8 @@ def saved(state: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def held(folder: Path, state: Path) -> dict[str, torch.Tensor]:
-    net = load_trained(
-        folder, base=str(state.parent / "base_model"), dtype=torch.float32, attention_name="sdpa"
-    )
+    base = str(state.parent / "base_model")
+    net = load_for_export(folder, base=base, method="", precision="fp32", attention_name="sdpa")
     if hasattr(net, "peft_config"):
         return {n: p.detach() for n, p in net.named_parameters() if "lora_" in n}
     return {name: p.detach() for name, p in list_trained_parameters(net).items()}

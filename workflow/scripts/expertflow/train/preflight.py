@@ -5,7 +5,9 @@ These readings change from minute to minute, so no fingerprint includes them.
 
 import logging
 import shutil
+import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -30,20 +32,20 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.step_time import peak_flops_per_s
 from expertflow.plan.switches import list_required_packages
-from expertflow.train.device import (
-    fix_workspaces,
-    measure_cpu_flops_per_s,
-    measure_matmul_flops_per_s,
-)
+from expertflow.train.device import fix_workspaces
 from expertflow.train.memory import suggest_less
 from expertflow.train.model.load import DTYPES
 from expertflow.train.optimizers import state_bytes
+from expertflow.train.timing import mark_time, seconds_between
 
 log = logging.getLogger(__name__)
 # Oldest releases known to work; for torch, the oldest with a supported attention kernel.
 FLOORS = {"transformers": "5.23", "accelerate": "1.11.0", "datasets": "4.3.0", "torch": "2.11"}
 # The driver takes seconds to free the memory of a killed training's processes.
 DYING_S, POLL_S = 30.0, 0.5
+# Large enough to saturate any current GPU; on two cores about 20 ms.
+GPU_WIDTH, CPU_WIDTH = 8192, 1024
+N_WARMUP, N_PRODUCTS, CPU_TIMED_S = 5, 20, 0.3
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
 
 
@@ -73,9 +75,7 @@ def run_preflight(
         "gpu_name": gpu_name,
         "bf16_supported": _has_bf16() if on_card else None,
         "tf32_supported": torch.cuda.get_device_capability() >= (8, 0) if on_card else None,
-        "measured_peak_flops_per_s": _measured_peak(plan)
-        if on_card
-        else measure_cpu_flops_per_s(DTYPES[plan.precision], plan.n_threads),
+        "measured_peak_flops_per_s": _measured_peak(plan),
         "rows_read_bytes_per_s": speed,
         "rows_read_method": how,
         "machine": to_json(machine),
@@ -164,19 +164,43 @@ def _free_gpu_memory(plan: TrainPlan) -> tuple[int, str]:
 
 
 def _measured_peak(plan: TrainPlan) -> float | None:
+    """Return the FLOP/s of a large product as the run computes it; null if the peak is known."""
     if peak_flops_per_s(plan.gpu, plan.precision, use_tf32=plan.use_tf32) is not None:
         return None
     # Training sets these switches later; the product must run under the same ones.
     if plan.deterministic:
         fix_workspaces()
-    before = torch.backends.cuda.matmul.allow_tf32
+    before = torch.backends.cuda.matmul.allow_tf32, torch.get_num_threads()
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
+    torch.set_num_threads(plan.n_threads or before[1])
     try:
-        return measure_matmul_flops_per_s(DTYPES[plan.precision])
+        return measure_flops_per_s(DTYPES[plan.precision], cuda=plan.gpu is not None)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-        # Return the product's memory to training.
-        torch.cuda.empty_cache()
+        torch.backends.cuda.matmul.allow_tf32 = before[0]
+        torch.set_num_threads(before[1])
+        if plan.gpu is not None:
+            # Return the product's memory to training.
+            torch.cuda.empty_cache()
+
+
+def measure_flops_per_s(dtype: torch.dtype, *, cuda: bool) -> float:
+    """Return the FLOP/s of a product of two square matrices: a GPU's median, a CPU's fastest.
+
+    The data is random, since products of zeros draw less power and run at higher clocks. Other load
+    can only slow a CPU down.
+    """
+    width, kind = (GPU_WIDTH, "cuda") if cuda else (CPU_WIDTH, "cpu")
+    generator, shape = torch.Generator(kind).manual_seed(0), (width, width)
+    left, right = (torch.randn(shape, generator=generator, device=kind).to(dtype) for _ in range(2))
+    out, marks, start_s = torch.mm(left, right), [mark_time(cuda=cuda)], time.perf_counter()
+    while len(marks) <= N_PRODUCTS and (cuda or time.perf_counter() < start_s + CPU_TIMED_S):
+        torch.mm(left, right, out=out)
+        marks.append(mark_time(cuda=cuda))
+    if cuda:
+        torch.cuda.synchronize()
+    seconds = [seconds_between(a, b) for a, b in pairwise(marks)]
+    # The first products of a GPU warm it up.
+    return 2 * width**3 / (statistics.median(seconds[N_WARMUP:]) if cuda else min(seconds))
 
 
 def _rows(gpu: GpuFacts | None) -> list[dict[str, object]]:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from expertflow.core.attempts import process_age_s
-from expertflow.train.device import cuda_event
 
 # Device events cost little, and their times hardly change from step to step.
 SAMPLED_EVERY = 20
@@ -56,7 +55,11 @@ def is_sampled(step: int) -> bool:
 
 
 def mark_time(*, cuda: bool) -> Any:
-    return cuda_event() if cuda else time.perf_counter()
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def seconds_between(start: Any, end: Any) -> float:

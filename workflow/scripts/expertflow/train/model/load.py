@@ -216,24 +216,6 @@ def describe_weights(net: Any, plan: TrainPlan) -> str:
     )
 
 
-def load_trained(
-    checkpoint: Path | None,
-    *,
-    base: str,
-    dtype: torch.dtype | Literal["auto"],
-    attention_name: str,
-    quantized: bool = False,
-    device: torch.device = CPU,
-) -> Any:
-    """Load a published model or adapter on its base; null ``checkpoint`` means the base."""
-    if checkpoint is not None and not (checkpoint / ADAPTER_FILE).is_file():
-        return load_base(str(checkpoint), dtype=dtype, attention_name=attention_name)
-    model = load_base(
-        base, dtype=dtype, attention_name=attention_name, quantized=quantized, device=device
-    )
-    return model if checkpoint is None else _with_adapter(model, checkpoint)
-
-
 def _with_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
     from peft import PeftModel
 
@@ -249,15 +231,17 @@ def load_for_scoring(
     to training alone.
     """
     device = torch.device("cuda" if plan.gpu is not None else "cpu")
+    is_whole = checkpoint is not None and not (checkpoint / ADAPTER_FILE).is_file()
     quantized = plan.method == "qlora"
-    net = load_trained(
-        checkpoint,
-        base=str(weights or model.path),
+    net: Any = load_base(
+        str(checkpoint if is_whole else weights or model.path),
         dtype=DTYPES[plan.precision] if plan.gpu is not None else torch.float32,
         attention_name=plan.attention,
         quantized=quantized,
         device=device,
     )
+    if checkpoint is not None and not is_whole:
+        net = _with_adapter(net, checkpoint)
     return (net if quantized else net.to(device)).eval()
 
 
