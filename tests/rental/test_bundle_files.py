@@ -184,22 +184,20 @@ FORGERIES: dict[str, dict[str, Forge]] = {
     f"{INDEX}: object contains unknown field extra": {"a key too many": index(sealed(extra=1))},
     f"{INDEX}.members[0].n_bytes": {"a size that is text": members("results/e/x", n_bytes="1")},
     " TB needed for ": {"more than a disk holds": members("results/e/x", n_bytes=10**30)},
-    f"{INDEX} was changed": {
+    f"{INDEX}: was changed": {
         "a seal of another index": index(sealed().replace(b'"e"', b'"f"')),
         "blanks": index(sealed().replace(b",", b", ")),
         "one key twice": index(sealed().replace(b'"code"', b'"code":{},"code"')),
     },
-    f"{INDEX} is damaged": {
+    f"{INDEX}: is damaged": {
         "not a number": index(sealed(code={"a": float("nan")})),
         "a surrogate": members("results/e/\ud800"),
         "a list": index(b"[]"), "40 levels": index(text(nested(39))),
-    },
-    f"{INDEX}: is damaged": {
         "no JSON": index(b"{"), "no UTF-8": index(b'{"index":"\xff"}'),
         "a long number": index(b'{"index":' + b"1" * 5000 + b"}"),
         "100,000 levels": index(b"[" * 100_000 + b"]" * 100_000),
     },
-    "is nested deeper than 40 levels": {"41 levels": index(text(nested(40)))},
+    "is damaged (nested deeper than 40 levels)": {"41 levels": index(text(nested(40)))},
     "model.safetensors does not match the index": {
         # Links, devices, a directory, a pipe, a contiguous and a sparse file.
         **{f"type {kind}": second(type=kind.encode(), linkname="/x") for kind in "1234567S"},

@@ -39,8 +39,7 @@ def write_bundle(path: Path, index: BundleIndex, items: Items) -> None:
     _check_names(index, path)
     needed = sum(member.n_bytes for member in index.members)
     check_space([(path, needed, path.name)])
-    value = to_json(index)
-    sealed = canonical_json({"index": value, "sha256": sha256_text(canonical_json(value))}).encode()
+    sealed = _seal(to_json(index))
     with replacing(path) as partial, partial.open("wb") as stream:
         stream.write(_header(INDEX, len(sealed)) + sealed + _padding(len(sealed)))
         for member in index.members:
@@ -79,17 +78,6 @@ def read_bundle(path: Path, index: BundleIndex, create: Callable[[Member], Binar
         # No hash covers bytes after the end.
         if stream.read(1):
             raise DataError(f"{path}: continues after its end; {AGAIN}")
-
-
-def parse_json(text: bytes, where: str) -> Any:
-    """Parse JSON from a bundle; raise DataError if it is damaged, or would overflow the stack."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: is damaged ({error}); {AGAIN}") from error
-    if count_levels(value) >= MAX_LEVELS:
-        raise DataError(f"{where}: is nested deeper than {MAX_LEVELS} levels; {AGAIN}")
-    return value
 
 
 def is_inside(name: str, expert: str) -> bool:
@@ -155,23 +143,24 @@ def _read_index(stream: BinaryIO, path: Path) -> BundleIndex:
         raise DataError(f"{path}: is not a bundle: {INDEX} does not come first; {AGAIN}")
     text, where = stream.read(n_bytes), f"{path}: {INDEX}"
     _expect(stream, _padding(n_bytes), path, INDEX)
-    sealed = parse_json(text, where)
-    value = sealed.get("index") if isinstance(sealed, dict) else None
-    if not isinstance(value, dict):
-        raise DataError(f"{where} is damaged; {AGAIN}")
-    if value.get("format") != FORMAT:
-        raise DataError(
-            f"{path}: is a bundle of format {value.get('format')!r}, but this code reads {FORMAT};"
-            " open it with the code that made it"
-        )
     try:
+        sealed = json.loads(text)
+        # More would overflow the stack of what reads it.
+        if count_levels(sealed) >= MAX_LEVELS:
+            raise ValueError(f"nested deeper than {MAX_LEVELS} levels")
+        value = sealed["index"]
+        made_as = value.get("format")
         # As text, not as values: the same JSON formatted differently was not written here.
-        own = canonical_json(value)
-        is_sealed = text == canonical_json({"index": value, "sha256": sha256_text(own)}).encode()
-    except ValueError as error:
-        raise DataError(f"{where} is damaged ({error}); {AGAIN}") from error
+        is_sealed = text == _seal(value)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DataError(f"{where}: is damaged ({error}); {AGAIN}") from error
+    if made_as != FORMAT:
+        raise DataError(
+            f"{path}: is a bundle of format {made_as!r}, but this code reads {FORMAT}; open it with"
+            " the code that made it"
+        )
     if not is_sealed:
-        raise DataError(f"{where} was changed; {AGAIN}")
+        raise DataError(f"{where}: was changed; {AGAIN}")
     index: BundleIndex = from_json(BundleIndex, value, where=where)
     _check_names(index, path)
     return index
@@ -193,6 +182,11 @@ def _check_names(index: BundleIndex, path: Path) -> None:
     folders = {str(parent) for name in plain for parent in PurePosixPath(name).parents}
     if len(plain) != len(names) or plain & folders:
         raise DataError(f"{path}: two of its members have the same path; {AGAIN}")
+
+
+def _seal(index: dict[str, Any]) -> bytes:
+    own = sha256_text(canonical_json(index))
+    return canonical_json({"index": index, "sha256": own}).encode()
 
 
 def _expect(stream: BinaryIO, wanted: bytes, path: Path, name: str) -> None:
