@@ -11,9 +11,11 @@ def made_from(base: str | None, *sources: str | None) -> list[Licensed]:
 def test_terms_follow_from_a_licenses_name() -> None:
     expected = {
         ("share-alike",): ("cc-by-sa-4.0", "AGPL-3.0-only", "odbl", "osl-3.0", "eupl-1.2"),
-        ("non-commercial",): ("qwen-research", "academic use", "CC_BY_NC_4.0", "cc-by-nc-nd-4.0"),
+        ("non-commercial",): ("qwen-research", "academic use", "CC_BY_NC_4.0"),
+        ("non-commercial", "no derivatives"): ("cc-by-nc-nd-4.0", "CC BY-NC-NoDerivs 3.0"),
+        ("no derivatives",): ("cc-by-nd-4.0", "Attribution, No Derivatives"),
         ("non-commercial", "share-alike"): ("cc-by-nc-sa-4.0", "odbl, cc-by-nc-4.0"),
-        ("other terms",): ("ask us", "mit and ask-us", "lgpl-2.1", "cc-by-nd-4.0", "llama3.1"),
+        ("other terms",): ("ask us", "mit and ask-us", "lgpl-2.1", "llama3.1"),
         ("not stated",): (None, " "),
         (): ("Apache License 2.0", "The MIT License", *PERMISSIVE),
     }

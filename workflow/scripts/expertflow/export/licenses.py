@@ -11,6 +11,7 @@ from expertflow.core.records import Record
 # For license names as ``normalize_name`` returns them.
 PATTERNS = {
     "non-commercial": r"\bnc\b|non-?commercial|\bresearch\b|\bacademic|\bamlr\b|\bc-uda\b",
+    "no derivatives": r"\bnd\b|\bno-?deriv",
     "share-alike": (
         r"\bsa\b|share-?alike|\ba?gpl|\bodbl\b|\bgfdl\b|\bcdla-sharing\b|\bosl\b|\beupl\b"
     ),
@@ -18,6 +19,7 @@ PATTERNS = {
 # What each of the terms means, most severe first.
 MEANINGS = {
     "non-commercial": "it allows no commercial use; a model trained on it may be bound, too",
+    "no derivatives": "it allows no distribution of adaptations; a model may count as one",
     "not stated": "no license is stated, which by itself permits nothing",
     "other terms": "read the license before you use or distribute the model",
     "share-alike": (
