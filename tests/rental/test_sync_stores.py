@@ -194,12 +194,10 @@ def test_unlistable_folders_are_rejected(folder: Path, monkeypatch: pytest.Monke
         (folder / name).symlink_to(target)
         with pytest.raises(SyncFailed, match=problem):
             files_below(folder)
-        assert "in/e" in files_below(folder, only_a_look=True)
         (folder / name).unlink()
     monkeypatch.setattr(os, "scandir", failing)
     with pytest.raises(SyncFailed, match="in: cannot be listed: no answer"):
         files_below(folder)
-    assert files_below(folder, only_a_look=True) == ["a.json"]
 
 
 @rsync

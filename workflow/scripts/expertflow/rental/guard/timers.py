@@ -3,17 +3,18 @@
 import contextlib
 import logging
 import math
+import os
 import subprocess
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import psutil
 
 from expertflow.core.process import kill_group
 from expertflow.hardware.nvml import Device, open_gpus
-from expertflow.rental.sync.store import files_below
 
 log = logging.getLogger(__name__)
 GPU_EVERY_S, NOTICE_EVERY_S, NOTICE_PATIENCE_S = 2.0, 1.0, 5.0
@@ -101,12 +102,14 @@ class Standstill:
 
 def _list_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
     found = {}
-    for folder in folders:
-        for name in files_below(folder, skip=WATCHERS, only_a_look=True):
+    for place, inner, names in chain.from_iterable(map(os.walk, folders)):
+        # In place, because os.walk descends into the folders of this list.
+        inner[:] = set(inner) - WATCHERS
+        for path in (Path(place, name) for name in set(names) - WATCHERS):
             # The file vanished, or the disk did not respond this time.
             with contextlib.suppress(OSError):
-                stat = (folder / name).stat()
-                found[folder / name] = (stat.st_size, stat.st_mtime_ns)
+                stat = path.stat()
+                found[path] = (stat.st_size, stat.st_mtime_ns)
     return found
 
 

@@ -135,28 +135,22 @@ def check_key(key: str) -> str:
     return key
 
 
-def files_below(
-    folder: Path, *, skip: Collection[str] = (), only_a_look: bool = False
-) -> list[str]:
+def files_below(folder: Path, *, skip: Collection[str] = ()) -> list[str]:
     """List files by relative path in a fixed order, without partial ones and names to ``skip``.
 
-    Raise SyncFailed for a dangling link or an unreadable folder. ``only_a_look`` omits such folders
-    and lists names without checking what they are.
+    Raise SyncFailed for a dangling link or an unreadable folder.
     """
     found = []
-    failed = None if only_a_look else _refuse
-    for place, folders, files in os.walk(folder, onerror=failed, followlinks=not only_a_look):
+    for place, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
         # In place, because os.walk descends into the folders of this list.
         folders[:], names = (
             sorted(name for name in some if name not in skip and not name.endswith(".partial"))
             for some in (folders, files)
         )
         paths = [Path(place, name) for name in names]
-        if not only_a_look:
-            for path in (*paths, *(Path(place, name) for name in folders)):
-                _check_link(path, folder)
-            paths = [path for path in paths if path.is_file()]
-        found += [path.relative_to(folder).as_posix() for path in paths]
+        for path in (*paths, *(Path(place, name) for name in folders)):
+            _check_link(path, folder)
+        found += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
     return found
 
 
