@@ -54,8 +54,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Run in a separate process, where the environment selects the library.
 READINGS = """
 import json, time
+from expertflow.hardware.monitor import Sampler
 from expertflow.hardware.nvml import open_gpus
-from expertflow.hardware.sampler import Sampler
 with open_gpus() as gpus:
     sampler = Sampler(gpus)
     sampler.read_sample(elapsed_s=0.0)

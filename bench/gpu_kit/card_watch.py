@@ -25,8 +25,8 @@ def watch_card(device: str) -> Iterator[dict[str, Any]]:
         found["unavailable"] = "nvidia-ml-py is not installed"
         yield found
         return
+    from expertflow.hardware.monitor import Sampler
     from expertflow.hardware.nvml import open_gpus
-    from expertflow.hardware.sampler import Sampler, SamplingInterval
     from expertflow.hardware.summary import add_processes, describe_card, summarize
 
     with open_gpus(n_gpus=1) as gpus:
@@ -45,8 +45,7 @@ def watch_card(device: str) -> Iterator[dict[str, Any]]:
             done.set()
             thread.join()
         card = add_processes(describe_card(gpus), gpus)
-        interval = SamplingInterval(configured_s=INTERVAL_S)
-        found |= figures(summarize(samples, card=card, interval=interval))
+        found |= figures(summarize(samples, card=card, configured_s=INTERVAL_S))
 
 
 def figures(record: MonitorRecord) -> dict[str, Any]:

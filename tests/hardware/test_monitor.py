@@ -18,11 +18,9 @@ from expertflow.core import cli
 from expertflow.core.errors import DataError
 from expertflow.core.records import to_json
 from expertflow.hardware import monitor as monitoring
-from expertflow.hardware import sampler
-from expertflow.hardware.monitor import read_samples
+from expertflow.hardware.monitor import SamplingInterval, disk_counters, read_samples
 from expertflow.hardware.nvml import NO_DRIVER
 from expertflow.hardware.records import Card, GpuSample, MonitorRecord
-from expertflow.hardware.sampler import SamplingInterval
 from expertflow.hardware.show import print_record
 from expertflow.hardware.summary import compute_stats, no_card
 from expertflow.hardware.summary import summarize as summarize_card
@@ -46,7 +44,7 @@ def sample(elapsed_s: float, busy: float | None, **figures: Any) -> GpuSample:
 
 
 def summarize(samples: list[GpuSample], card: Card | None = None) -> MonitorRecord:
-    return summarize_card(samples, card=card or no_card(NO_DRIVER), interval=SamplingInterval(1.0))
+    return summarize_card(samples, card=card or no_card(NO_DRIVER), configured_s=1.0)
 
 
 def remarks(busy: float = 95, n: int = 20, **figures: Any) -> str:
@@ -229,11 +227,13 @@ def test_volumes_are_not_counted_again(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / name).mkdir(parents=True)
     counted = SimpleNamespace(read_bytes=10, write_bytes=3)
     disks = dict.fromkeys(("sda", "sda1", "cciss/c0d0", "dm-0", "loop0"), counted)
-    monkeypatch.setattr(sampler.psutil, "disk_io_counters", lambda perdisk: disks)
-    assert sampler.disk_counters(tmp_path) == (20, 6)
-    assert sampler.disk_counters(tmp_path / "none") is None
-    monkeypatch.setattr(sampler.psutil, "disk_io_counters", Mock(side_effect=NotImplementedError))
-    assert sampler.disk_counters(tmp_path) is None
+    monkeypatch.setattr(monitoring.psutil, "disk_io_counters", lambda perdisk: disks)
+    assert disk_counters(tmp_path) == (20, 6)
+    assert disk_counters(tmp_path / "none") is None
+    monkeypatch.setattr(
+        monitoring.psutil, "disk_io_counters", Mock(side_effect=NotImplementedError)
+    )
+    assert disk_counters(tmp_path) is None
 
 
 def test_a_monitor_waits_for_another(tmp_path: Path) -> None:
@@ -300,4 +300,5 @@ def test_an_epoch_gets_twenty_readings_within_bounds(
     assert least <= interval.next_s() <= most
     assert SamplingInterval(5.0, steps=path, n_steps_per_epoch=n_steps).next_s() == 5.0
     message = "an epoch takes 0.05 s: at most 0 of 20 desired samples, one every 0.1 s"
-    assert list(interval.list_remarks()) == ([message] if step_s == 0.01 else [])
+    record = summarize_card([], card=H100, epoch_s=interval.epoch_s)
+    assert list(record.remarks) == ([message] if step_s == 0.01 else [])

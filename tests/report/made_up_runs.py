@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from expertflow.core.attempts import Attempt
 from expertflow.hardware.nvml import NO_DRIVER
-from expertflow.hardware.sampler import SamplingInterval
 from expertflow.hardware.summary import no_card, summarize
 from expertflow.plan.records import CostPlan, Ledger
 from expertflow.report.build import build_report
@@ -152,7 +151,7 @@ def make_cpu_inputs() -> ReportInputs:
         profile=not_profiled(),
         staging=replace(gpu.staging, rows=pieces.read_in_place(gpu.staging.rows),
                         weights=pieces.read_in_place(gpu.staging.weights)),
-        monitor=summarize(samples, card=no_card(NO_DRIVER), interval=SamplingInterval(1.0)),
+        monitor=summarize(samples, card=no_card(NO_DRIVER), configured_s=1.0),
         evaluation=replace(
             learned.make_evaluation(
                 before=(0, 6.203), after=(37, 2.11), baselines={"constant": 1, "nearest": 18}

@@ -11,7 +11,6 @@ from msgspec.structs import asdict, fields, replace
 from expertflow.core.format import percent
 from expertflow.hardware.nvml import Gpus
 from expertflow.hardware.records import Card, GpuSample, MonitorRecord, Stats
-from expertflow.hardware.sampler import SamplingInterval
 
 # Figure of the record: field of a reading.
 SERIES = {f.name: f.name for f in fields(MonitorRecord) if f.type == Stats | None}
@@ -26,6 +25,8 @@ CAUSES = {
     "board_limit": "board_limit",
     "reliability": "reliability",
 }
+# Readings wanted per epoch, and the shortest interval.
+N_WANTED, FAST_S = 20, 0.1
 NO_SAMPLES, TOO_FEW = "no samples were taken", "too few samples for a difference"
 MIXED = "part of the samples are simulated"
 # Thresholds of remarks; those without a source are judgments. Fewer readings show nothing.
@@ -98,17 +99,22 @@ def summarize(
     samples: Sequence[GpuSample],
     *,
     card: Card,
-    interval: SamplingInterval,
+    configured_s: float | None = None,
+    epoch_s: float | None = None,
     monitor_cpu_fraction: float | None = None,
 ) -> MonitorRecord:
     gaps = [later.elapsed_s - earlier.elapsed_s for earlier, later in _pairs(samples)]
     energy_j = _rise((s.starts, s.energy_j) for s in samples)
     simulated = {s.simulated for s in samples} or {card.simulated}
     mixed = (MIXED,) if len(simulated) > 1 else ()
-    known: dict[str, Any] = asdict(card) | {
-        "simulated": any(simulated),
-        "remarks": (*card.remarks, *interval.list_remarks(), *mixed),
-    }
+    remarks = (*card.remarks, *mixed)
+    if configured_s is None and epoch_s and epoch_s < N_WANTED * FAST_S:
+        n = round(epoch_s / FAST_S)
+        remarks += (
+            f"an epoch takes {epoch_s:.2g} s: at most {n} of {N_WANTED} desired samples, one every"
+            f" {FAST_S:g} s",
+        )
+    known: dict[str, Any] = asdict(card) | {"simulated": any(simulated), "remarks": remarks}
     known |= {name: compute_stats(samples, field) for name, field in SERIES.items()}
     record = MonitorRecord(
         **known,
@@ -118,9 +124,9 @@ def summarize(
         disk_read_bytes=_total(s.disk_read_bytes for s in samples),
         disk_write_bytes=_total(s.disk_write_bytes for s in samples),
         throttle_s=_throttling(samples),
-        configured_interval_s=interval.configured_s,
+        configured_interval_s=configured_s,
         effective_interval_s=statistics.median(gaps) if gaps else None,
-        epoch_s=interval.epoch_s,
+        epoch_s=epoch_s,
         wall_s=round(sum(gaps), 3) if gaps else None,
         monitor_cpu_fraction=monitor_cpu_fraction,
         n_samples=len(samples),
