@@ -14,7 +14,7 @@ from support import SCRIPTS, flip_byte, run_script
 
 from expertflow.config.attach import only_looks
 from expertflow.config.damage import find_problems, repair
-from expertflow.config.recovery import remove_corrupt_records
+from expertflow.config.recovery import note_missing_files, remove_corrupt_records
 from expertflow.core.files import remove
 from expertflow.core.locks import EXPERT_LOCKS, flock
 from expertflow.core.records import seal, write_sealed
@@ -216,6 +216,24 @@ def test_records_that_are_not_json_are_removed_unless_a_run_only_reads_or_anothe
     told = capsys.readouterr().err.splitlines()
     assert len(told) == len(SPOILT)
     assert all(any(name in line for line in told) for name in SPOILT)
+
+
+def test_a_file_deleted_by_hand_is_noted_and_made_again_after_a_repair(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note_missing_files(Path("results"))
+    assert capsys.readouterr().err == ""
+    remove(Path("results/e/base_model"))
+    # Snakemake removes the record of a failed job, with the job's files.
+    for name in ("documents.json", "keep.arrow"):
+        Path("results/e", name).unlink()
+    note_missing_files(Path("results"))
+    told = capsys.readouterr().err
+    assert told.startswith("note: results/e/base_model/") and told.count("\n") == 1
+    assert " and 1 more files are gone" in told and "make repair" in told
+    run_repair()
+    note_missing_files(Path("results"))
+    assert capsys.readouterr().err == ""
 
 
 def test_read_only_runs_are_recognized_by_their_options() -> None:

@@ -31,7 +31,11 @@ from expertflow.config.guard import (
     set_environment,
 )
 from expertflow.config.read_yaml import Settings, read_yaml
-from expertflow.config.recovery import remove_corrupt_records, use_sidecars
+from expertflow.config.recovery import (
+    note_missing_files,
+    remove_corrupt_records,
+    use_sidecars,
+)
 from expertflow.config.workflow import Workflow
 
 # How a rule calls its script; a module's rule may have another name.
@@ -65,6 +69,7 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     if main:
         check_writable(Path(".snakemake"))
         remove_corrupt_records(Path("results"), looks=looks)
+        note_missing_files(Path("results"))
     wf = Workflow(
         RunContext(
             config=config,

@@ -22,7 +22,8 @@ from expertflow.config.run_lock import try_hold
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text, sidecar_of
 from expertflow.core.records import read_record
-from expertflow.core.sidecars import Sidecar, record_of, was_there_before
+from expertflow.core.sidecars import Sidecar, files_of, record_of, was_there_before
+from expertflow.rental.bundle.records import OPENED
 
 # The folders below an expert's that contain records, each next to its sidecar.
 FOLDERS = {str(PurePath(stage.pattern).parent) for stage in CHAIN}
@@ -63,6 +64,25 @@ def corrupt_records(results: Path, expert: str = "*") -> Iterator[Path]:
                 yield record
             if not is_complete:
                 yield sidecar
+
+
+def note_missing_files(results: Path) -> None:
+    """Note files of finished jobs that are gone: Snakemake misses only what its next jobs need."""
+    gone: dict[str, list[Path]] = {}
+    for folder in sorted(FOLDERS):
+        for sidecar in sorted(results.glob(f"*/{folder}/.*.json.fingerprint")):
+            expert = sidecar.relative_to(results).parts[0]
+            # A bundle leaves out what is no longer needed; files elsewhere are the user's.
+            if not (results / expert / OPENED).is_file():
+                with suppress(DataError):
+                    files = [path for path in files_of(sidecar) if path.is_relative_to(results)]
+                    gone.setdefault(expert, []).extend(f for f in files if not f.exists())
+    for first, *others in filter(None, gone.values()):
+        what = f"{first} and {len(others)} more files are" if others else f"{first} is"
+        note(
+            f"{what} gone, though still listed by a record; a run makes them again only where it"
+            " needs them, and in any case after make repair"
+        )
 
 
 def _is_json(path: Path) -> bool:

@@ -162,19 +162,20 @@ def _stamp_of(path: Path) -> Stamp | None:
 def _recorded(path: Path) -> dict[Path, tuple[str, Path]]:
     """Return the hashes of the files that a path stands for, each with the record listing it."""
     if (own := sidecar_of(path)).is_file():
-        return _named_by(own)
-    siblings = (_named_by(sidecar) for sidecar in sorted(path.parent.glob(SIDECARS)))
+        return files_of(own)
+    siblings = (files_of(sidecar) for sidecar in sorted(path.parent.glob(SIDECARS)))
     found = {p: e for named in siblings for p, e in named.items() if path in (p, *p.parents)}
     for sidecar in sorted(path.glob(SIDECARS)):
-        found |= _named_by(sidecar)
+        found |= files_of(sidecar)
     return found
 
 
-def _named_by(path: Path) -> dict[Path, tuple[str, Path]]:
-    record = record_of(path)
+def files_of(sidecar: Path) -> dict[Path, tuple[str, Path]]:
+    """Return the hashes of a sidecar's record and files, each with that record."""
+    record = record_of(sidecar)
     if not record.is_file():
         # Its job failed, and Snakemake removed the record.
         return {}
-    sidecar = read_record(Sidecar, path)
-    files = {record.parent / name: sha256 for name, sha256 in sidecar.files.items()}
-    return {p: (sha256, record) for p, sha256 in [(record, sidecar.sha256), *files.items()]}
+    made = read_record(Sidecar, sidecar)
+    files = {record.parent / name: sha256 for name, sha256 in made.files.items()}
+    return {p: (sha256, record) for p, sha256 in [(record, made.sha256), *files.items()]}
