@@ -105,6 +105,7 @@ def test_batches_with_the_same_number_of_rows_have_as_many_bounds() -> None:
     assert [len(one) for one in bounds] == [5, 5, 8, 8, 13]
     for batch, padded in zip(batches, bounds, strict=True):
         assert sorted(set(padded)) == batch.cu_seqlens.tolist()
+    assert Collator(rows).batch(np.array([0])).n_bounds is None
 
 
 def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:

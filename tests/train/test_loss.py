@@ -70,7 +70,7 @@ def test_it_equals_torch(n_targets: int, scale: float, frozen: bool, smoothing: 
     "kernel", [loss_module.loss_and_gradient, loss_module.loss_and_gradient_to_compile]
 )
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize(("scale", "cap"), [(0.125, None), (1.0, 4.0), (0.5, 3.0)])
+@pytest.mark.parametrize(("scale", "cap"), [(0.125, None), (1.0, 4.0), (2.0, 3.0)])
 def test_scale_cap_and_bias_match_autograd(
     scale: float, cap: float | None, smoothing: float, kernel: loss_module.Kernel
 ) -> None:
@@ -79,7 +79,10 @@ def test_scale_cap_and_bias_match_autograd(
         hidden, weight, labels, n = case(300)
         bias = torch.randn(N_IDS, generator=torch.Generator().manual_seed(1)).requires_grad_()
         head, how = Head(weight, bias, scale, cap), {"label_smoothing": smoothing}
-        assert "head trained, with a bias" in loss_module.loss_route(head)
+        scaled = f", logits scaled by {scale:g}" if scale != 1 else ""
+        capped = "" if cap is None else f", capped at {cap:g}"
+        route = loss_module.loss_route(head, label_smoothing=0)
+        assert route.endswith(f"head trained, with a bias{scaled}{capped}")
         if fused:
             loss = loss_module.sum_loss(hidden, head, labels, n_targets=n, kernel=kernel, **how)
         else:
@@ -119,6 +122,21 @@ def test_a_frozen_head_in_half_gives_a_loss_in_full_precision(dtype: torch.dtype
     loss.backward()
     assert loss.dtype == torch.float32
     assert hidden.grad is not None and hidden.grad.dtype == dtype
+
+
+def test_gradients_in_half_are_summed_in_full_precision() -> None:
+    hidden, weight, labels, n = case(1_190, dtype=torch.bfloat16)
+    bias, summed = torch.zeros(N_IDS, dtype=torch.bfloat16, requires_grad=True), []
+
+    def keep(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        made = loss_module.loss_and_gradient(*arguments)
+        summed.append(made[1].float().sum(0))
+        return made
+
+    loss_module.sum_loss(hidden, Head(weight, bias), labels, n_targets=n, kernel=keep).backward()
+    expected = torch.stack(summed).sum(0).bfloat16()
+    # Summed in half, a fourth of the sums of five chunks would differ.
+    assert bias.grad is not None and (bias.grad == expected).float().mean() > 0.95
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def chunk_rows(head_VH: torch.Tensor) -> int:
     return loss_chunk_rows(len(head_VH), card_bytes, trained=head_VH.requires_grad)
 
 
-def loss_route(head: Head, *, label_smoothing: float = 0.0) -> str:
+def loss_route(head: Head, *, label_smoothing: float) -> str:
     state = "trained" if head.weight_VH.requires_grad else "frozen"
     more = ", with a bias" if head.bias_V is not None else ""
     more += f", logits scaled by {head.scale:g}" if head.scale != 1 else ""
@@ -148,7 +148,7 @@ class _ChunkedLoss(torch.autograd.Function):
         dtype, chunk = product_dtype(weight_VH.device, weight_VH.dtype), chunk_rows(weight_VH)
         loss = hidden_TH.new_zeros((), dtype=torch.float32)
         # Autograd is off in here, hence the flag from outside: evaluation computes no gradients.
-        wants = [is_on and needed for needed in ctx.needs_input_grad[:3]]
+        wants = [is_on and needed for needed in ctx.needs_input_grad]
         to_hidden = torch.empty_like(hidden_TH) if wants[0] else None
         to_head = _zeros_like(weight_VH) if wants[1] else None
         to_bias = _zeros_like(bias_V) if wants[2] and bias_V is not None else None
