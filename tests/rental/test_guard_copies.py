@@ -77,8 +77,8 @@ def test_missing_results_or_a_failing_disk_are_failed_copies(
 ) -> None:
     copies = copies_of(tmp_path, place)
     for _ in range(2):
-        with pytest.raises(SyncFailed, match=r"nothing in .*set --results and --state"):
-            copies.send_all()
+        assert not copies.send_all()
+        assert "to copy; set --results and --state" in copies.failures[-1]
         (tmp_path / "results").mkdir(exist_ok=True)
     publish(tmp_path / "results" / "x", "weights of x")
     copies = copies_of(tmp_path, place)
@@ -110,8 +110,8 @@ def test_a_failing_state_delays_nothing(place: Place, tmp_path: Path) -> None:
     spend(tmp_path, 0.0)
     copies = copies_of(tmp_path, place)
     fail_at(copies, "state/a")
-    with pytest.raises(SyncFailed, match="the line is dead"):
-        copies.send_all()
+    assert not copies.send_all()
+    assert [line for line in copies.failures if "the line is dead" in line] == copies.failures
     store = place.open()
     assert "step-00000040.json" in store.list_names("state/b/f")
     assert "ledger.json" in store.list_names("state/.guard")
@@ -126,7 +126,6 @@ def test_a_failed_push_does_not_end_training(place: Place, tmp_path: Path) -> No
     copies.push_soon()
     assert copies._pushing is not None
     wait_for(copies._pushing.done, message="the push did not end")
-    copies.check_push()
     assert "unheard of" in copies.failures[-1]
     # The ledger goes first.
     assert sessions_there(place, tmp_path) == (session,)

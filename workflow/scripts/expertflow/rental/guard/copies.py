@@ -2,14 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from expertflow.core.errors import ConfigError, ExpertflowError
+from expertflow.core.errors import ConfigError
 from expertflow.core.files import remove
 from expertflow.core.records import write_sealed
 from expertflow.plan.records import Ledger
@@ -40,7 +40,7 @@ UNMEASURED_BYTES_PER_S = 100e6
 class Copies:
     """All copies to one run's destinations, which may be null; ``cancel`` interrupts transfers.
 
-    A failure raises ConfigError before the command starts; later SyncFailed, after the others.
+    A failure raises ConfigError before the command starts; later it is noted.
     ``starts_nothing``: without the command or an earlier session, there is nothing to copy.
     """
 
@@ -55,7 +55,8 @@ class Copies:
         # Checkpoints go where results go, unless they have their own destination.
         self.push_store = self.sync_store if push is None else open_store(push, self.cancel)
         # While the command runs; its cost is sent even if checkpoints are not.
-        self._periodic_copy = self.send_ledger if push is None else self._push_all
+        send_ledger = partial(self.attempt, "push", self.send_ledger)
+        self._periodic_copy = send_ledger if push is None else self._push_all
         self.pulls: list[str] = []
         self.pushes: list[SendRecord] = []
         self.syncs: list[SendRecord] = []
@@ -68,7 +69,7 @@ class Copies:
         self._trusted: set[str] | None = set()
         # One thread: concurrent pushes would share the folder for a checkpoint.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="push")
-        self._pushing: Future[None] | None = None
+        self._pushing: Future[bool] | None = None
 
     def start_session(self, *, forget_spent: bool) -> None:
         remove(self.own / HOLD)
@@ -122,33 +123,20 @@ class Copies:
         return mine
 
     def push_soon(self) -> None:
-        self.check_push()
-        if self._pushing is None:
+        if self._pushing is None or self._pushing.done():
             self._pushing = self._thread.submit(self._periodic_copy)
-
-    def check_push(self) -> None:
-        if self._pushing is not None and self._pushing.done():
-            error = self._pushing.exception()
-            self._pushing = None
-            if error is not None:
-                # Catches any error: training continues without copies.
-                self.note_failure(f"push: {error}", error)
 
     def break_off(self) -> None:
         """Cancel a push in progress; the previous one stays intact."""
         self.cancel.set()
         self._thread.shutdown()
-        self.check_push()
         self.cancel.clear()
 
     def send_with_retries(self, *, n_retries: int, may_go_on: Callable[[float], bool]) -> bool:
         """Copy everything, retrying with longer waits; return whether that succeeded."""
         for attempt in range(n_retries + 1):
-            try:
-                self.send_all()
+            if self.send_all():
                 return True
-            except SyncFailed as error:
-                self.note_failure(f"sync: {error}")
             # 5, 10, 20, 40, 80, 80, … s: the machine is paid for meanwhile.
             wait_s = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S)
             if attempt == n_retries or not may_go_on(wait_s):
@@ -158,13 +146,31 @@ class Copies:
             self.cancel.wait(wait_s)
         return False
 
-    def send_all(self) -> None:
-        _run_all([self._push_all, self._send_results])
+    def send_all(self) -> bool:
+        pushed = self._push_all()
+        return self.attempt("sync", self._send_results) and pushed
 
-    def _push_all(self) -> None:
+    def _push_all(self) -> bool:
         """Send the ledger, then each state, published or not: a pull restores only states."""
-        states = [partial(self._push, state) for state in states_below(self.state)]
-        _run_all([self.send_ledger, *states])
+        states: list[Path] = []
+        sent = self.attempt("push", self.send_ledger)
+        sent &= self.attempt("push", lambda: states.extend(states_below(self.state)))
+        for state in states:
+            sent &= self.attempt("push", partial(self._push, state))
+        return sent
+
+    def attempt(self, what: str, task: Callable[[], object]) -> bool:
+        """Run a copy; note any failure, which delays neither other copies nor the training."""
+        try:
+            with convert_errors("a copy"):
+                task()
+        except SyncFailed as error:
+            # File names need not be UTF-8; the record must be.
+            text = f"{what}: {error}".encode("utf-8", "backslashreplace").decode("utf-8")
+            self.failures.append(" ".join(text.split()))
+            log.error("%s", self.failures[-1])
+            return False
+        return True
 
     def _push(self, state: Path) -> None:
         assert self.push_store is not None
@@ -192,13 +198,6 @@ class Copies:
         self.syncs.append(record)
         log.info(SENT, "synced", record.what, record.n_bytes, record.duration_s)
 
-    def note_failure(self, message: str, error: BaseException | None = None) -> None:
-        # File names need not be UTF-8; the record must be.
-        text = message.encode("utf-8", "backslashreplace").decode("utf-8")
-        self.failures.append(" ".join(text.split()))
-        expected = error is None or isinstance(error, ExpertflowError)
-        log.error("%s", self.failures[-1], exc_info=None if expected else error)
-
     def reserve_s(self) -> float:
         """Return the seconds to reserve for the last save and copies, from measurements so far."""
         sent = {record.what for record in self.pushes}
@@ -220,21 +219,6 @@ class Copies:
         duration_s, n_sent = sum(r.duration_s for r in done), sum(r.n_bytes for r in done)
         s_per_byte = duration_s / n_sent if done else 1 / UNMEASURED_BYTES_PER_S
         return max(RESERVE_S, MARGIN * (save_s + n_unsent * s_per_byte))
-
-
-def _run_all(tasks: Iterable[Callable[[], None]]) -> None:
-    """Run every task, then raise the first failure; the others are logged."""
-    failures = []
-    for task in tasks:
-        try:
-            with convert_errors("a copy"):
-                task()
-        except SyncFailed as error:
-            failures.append(error)
-    for other in failures[1:]:
-        log.error("%s", other)
-    if failures:
-        raise failures[0]
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.guard.records import GuardRecord, Outcome
 from expertflow.rental.guard.supervisor import Supervisor
 from expertflow.rental.guard.timers import IdleGpu, Notice, Standstill
-from expertflow.rental.sync.store import SyncFailed, convert_errors
+from expertflow.rental.sync.store import SyncFailed
 
 log = logging.getLogger(__name__)
 NAP_S, REMIND_S = 0.1, 1.0
@@ -151,11 +151,8 @@ class Guard:
             self._note()
             if not self.meter.has_usd_for(RESERVE_S):
                 self.copies.cancel.clear()
-                try:
-                    # A fresh machine would pay for the same again.
-                    self.copies.send_ledger()
-                except SyncFailed as error:
-                    self.copies.note_failure(f"push: {error}")
+                # A fresh machine would pay for the same again.
+                self.copies.attempt("push", self.copies.send_ledger)
                 message = "spent while states were pulled; nothing was started; raise --max-usd"
                 raise BudgetSpent(f"{self.meter.format_usd()} {message}")
 
@@ -216,11 +213,9 @@ class Guard:
             if now_s - self._noted_s >= NOTE_EVERY_S:
                 self._noted_s = now_s
                 self._note()
-            if self.copies.push_store is not None:
-                self.copies.check_push()
-                if now_s - self._pushed_s >= 60 * options.push_minutes:
-                    self._pushed_s = now_s
-                    self.copies.push_soon()
+            if self.copies.push_store and now_s - self._pushed_s >= 60 * options.push_minutes:
+                self._pushed_s = now_s
+                self.copies.push_soon()
             time.sleep(NAP_S)
         return None
 
@@ -345,15 +340,13 @@ class Guard:
         path = self.options.results / RECORD
         try:
             write_record(path, self._record)
-            if send and copies.sync_store is not None:
-                with convert_errors(f"{path}: not copied"):
-                    copies.sync_store.send_files(path.parent, "results", [RECORD])
-        except SyncFailed as error:
-            copies.note_failure(f"sync: {error}")
-            return False
         except OSError as error:
             log.error("%s could not be written: %s", path, error)
             return False
+        if send and (store := copies.sync_store) is not None:
+            noted &= copies.attempt(
+                "sync", lambda: store.send_files(path.parent, "results", [RECORD])
+            )
         return noted
 
     def _log_outcome(self, *, synced: bool, is_stopped: bool) -> None:
