@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-
-from msgspec.structs import replace
+from typing import Any, Literal
 
 from expertflow.core.errors import ConfigError, ExpertflowError
 from expertflow.core.files import remove
@@ -21,7 +20,6 @@ from expertflow.core.records import write_record
 from expertflow.rental.guard.copies import N_RETRIES, RESERVE_S, Copies
 from expertflow.rental.guard.ledger import LEDGER, BudgetSpent, Meter
 from expertflow.rental.guard.options import GuardOptions
-from expertflow.rental.guard.records import GuardRecord, Outcome
 from expertflow.rental.guard.supervisor import Supervisor
 from expertflow.rental.guard.timers import IdleGpu, Notice, Standstill
 from expertflow.rental.sync.store import SyncFailed
@@ -40,14 +38,16 @@ NO_HOOK = ("signal", "notice")
 N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
 # As in timeout(1) and shells.
 TIMED_OUT, NOT_STARTED = 124, 126
+Outcome = Literal["finished", "failed", "budget", "idle", "stalled", "notice", "signal"]
 # What stopped a run, and the details.
 Cause = tuple[Outcome, str]
 
 
 class Guard:
-    """One guarded run; ``meter`` exists once it has started."""
+    """One guarded run; ``meter`` exists once it has started, the record once it has ended."""
 
     meter: Meter
+    _record: dict[str, Any]
 
     def __init__(self, options: GuardOptions) -> None:
         self.options, self.copies = options, Copies(options)
@@ -257,19 +257,20 @@ class Guard:
         words = f"the command {ended}"
         price, limit = self.options.usd_per_hour, self.options.max_usd
         unpriced = ("usd_per_hour", "usd_before", "usd") if price is None else ()
-        self._record = GuardRecord(
-            outcome=outcome,
-            why=f"{cause[1]}; {words}" if cause else words,
-            exit_code=code,
-            started_at=self._started_at,
-            usd_per_hour=price,
-            usd_before=None if price is None else round(self.meter.usd_before, 4),
-            max_usd=limit,
-            idle_timer=idle_timer,
-            unavailable=dict.fromkeys(unpriced, "no --usd-per-hour")
+        self._record = {
+            "outcome": outcome,
+            "why": f"{cause[1]}; {words}" if cause else words,
+            # The command's own.
+            "exit_code": code,
+            "started_at": self._started_at,
+            "usd_per_hour": price,
+            "usd_before": None if price is None else round(self.meter.usd_before, 4),
+            "max_usd": limit,
+            "idle_timer": idle_timer,
+            "unavailable": dict.fromkeys(unpriced, "no --usd-per-hour")
             | ({"max_usd": "no --max-usd"} if limit is None else {})
             | ({"exit_code": words} if code is None else {}),
-        )
+        }
         hurried = cause[0] if cause and cause[0] in NO_HOOK else None
         # The command's own, if it ended by itself.
         exit_code = EXIT_CODES.get(outcome, code or 0)
@@ -286,7 +287,7 @@ class Guard:
         if refusal is None:
             refusal = self._refusal(synced, hurried)
             self._write_record(refusal or self._run_hook(hook, exit_code), send=False)
-        is_stopped = not self._record.on_finish.startswith("failed")
+        is_stopped = not self._record["on_finish"].startswith("failed")
         self._log_outcome(synced=synced, is_stopped=is_stopped)
         if not synced or not is_stopped:
             return NOT_STOPPED if synced else NOT_SYNCED
@@ -307,7 +308,7 @@ class Guard:
     def _run_hook(self, command: str, exit_code: int) -> str:
         usd = self.meter.total_usd()
         environment = {
-            "EXPERTFLOW_OUTCOME": self._record.outcome,
+            "EXPERTFLOW_OUTCOME": self._record["outcome"],
             "EXPERTFLOW_USD": "" if usd is None else f"{usd:.4f}",
             # A stopped Snakemake exits with 1, which looks like a failed run.
             "EXPERTFLOW_EXIT_CODE": str(exit_code),
@@ -325,18 +326,17 @@ class Guard:
 
     def _write_record(self, on_finish: str, *, send: bool = True) -> bool:
         noted, usd, copies = self._note(), self.meter.total_usd(), self.copies
-        self._record = replace(
-            self._record,
-            elapsed_s=round(time.monotonic() - self._zero_s, 3),
-            # Rounded up: never report less than was paid.
-            usd=None if usd is None else math.ceil(usd * 1e4) / 1e4,
-            signals=tuple(signal.Signals(number).name for number in self.signals),
-            pulls=tuple(copies.pulls),
-            pushes=tuple(copies.pushes),
-            syncs=tuple(copies.syncs),
-            failures=tuple(copies.failures),
-            on_finish=on_finish,
-        )
+        self._record |= {
+            "elapsed_s": round(time.monotonic() - self._zero_s, 3),
+            # With earlier sessions. Rounded up: never report less than was paid.
+            "usd": None if usd is None else math.ceil(usd * 1e4) / 1e4,
+            "signals": [signal.Signals(number).name for number in self.signals],
+            "pulls": copies.pulls,
+            "pushes": copies.pushes,
+            "syncs": copies.syncs,
+            "failures": copies.failures,
+            "on_finish": on_finish,
+        }
         path = self.options.results / RECORD
         try:
             write_record(path, self._record)
@@ -352,18 +352,19 @@ class Guard:
     def _log_outcome(self, *, synced: bool, is_stopped: bool) -> None:
         record, usd = self._record, self.meter.total_usd()
         money = "dollars unknown without --usd-per-hour" if usd is None else f"${usd:.2f} spent"
-        if usd is not None and record.max_usd is not None:
-            money += f" of ${record.max_usd:.2f}"
+        if usd is not None and record["max_usd"] is not None:
+            money += f" of ${record['max_usd']:.2f}"
         if not synced:
             log.error("NOT SYNCED: this machine has the only copy, and still costs money")
         if not is_stopped:
             log.error(
-                "NOT STOPPED: the stop command %s; the machine still costs money", record.on_finish
+                "NOT STOPPED: the stop command %s; the machine still costs money",
+                record["on_finish"],
             )
         log.warning(
             "%s after %.0f s, %s; %s; stop command %s",
-            record.outcome, record.elapsed_s, money, record.why, record.on_finish,
-        )  # fmt: skip
+            *(record["outcome"], record["elapsed_s"], money, record["why"], record["on_finish"]),
+        )
 
 
 def run_hook(command: str, environment: Mapping[str, str], *, limit_s: float = HOOK_LIMIT_S) -> int:
