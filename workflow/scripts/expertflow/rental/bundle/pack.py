@@ -159,11 +159,23 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
         raise DataError(f"{report}: is missing; run snakemake {report} first")
     # What came with the bundle and is unchanged is already at home.
     came = {member.name: member.sha256 for member in bundle.members}
-    items: Items = {path.as_posix(): path for path in _result_files(results)}
+    # All weights are in merged/, too, which is as large as the checkpoint.
+    trained, left = results / "training.json", results / "checkpoint"
+    is_left = read_part(str, trained, "method") == "full"
+    items: Items = {
+        path.as_posix(): path
+        for path in _result_files(results)
+        if not (is_left and path.is_relative_to(left))
+    }
     brought = tuple(n for n in sorted(items) if n in came and came[n] == sha256_file(Path(n)))
     # The origin's staging settings; with others it would stage and train again.
     at_home = canonical_json(to_json(bundle.spec.staging))
     items |= _changed_sidecar(results / "staging.json", spec_sha256=sha256_text(at_home))
+    if is_left and sidecar_of(trained).is_file():
+        # A repair at home would take it for lost, and the training would run again.
+        made = read_record(Sidecar, sidecar_of(trained)).files
+        files = {n: sha256 for n, sha256 in made.items() if Path(n).parts[0] != left.name}
+        items |= _changed_sidecar(trained, files=files)
     index = BundleIndex(
         kind="outcome",
         expert=expert,
@@ -176,10 +188,6 @@ def pack_outcome(expert: str) -> tuple[BundleIndex, Items]:
 
 def _result_files(results: Path) -> list[Path]:
     found = [path for pattern in RECORDS for path in results.glob(pattern)]
-    folders = {*records.FOLDERS, "logs", "ablation"}
-    # All weights are in merged/, too, which is as large as the checkpoint.
-    if read_part(str, results / "training.json", "method") == "full":
-        folders.remove("checkpoint")
-    for folder in folders:
+    for folder in {*records.FOLDERS, "logs", "ablation"}:
         found += results.joinpath(folder).rglob("*")
     return [path for path in found if path.is_file()]
