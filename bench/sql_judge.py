@@ -27,8 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
 
 from expertflow.evaluate.isolation.rows import same_rows  # noqa: E402
-from expertflow.evaluate.isolation.sql_dialects import UnusableError  # noqa: E402
-from expertflow.evaluate.isolation.sql_suite import Suite  # noqa: E402
+from expertflow.evaluate.isolation.sql_suite import Suite, UnusableError  # noqa: E402
 from expertflow.evaluate.isolation.sql_worker import Limits, is_ordered  # noqa: E402
 
 DATA = ROOT.parent / "shared" / "data" / "expert-sql"

@@ -232,8 +232,7 @@ def main(options: dict[str, Any]) -> None:
         nonlocal wanted, ordered, suite
         if "schema" in message:
             # Imported here: sqlglot takes longer to import than most queries to run.
-            from expertflow.evaluate.isolation.sql_dialects import UnusableError
-            from expertflow.evaluate.isolation.sql_suite import Suite
+            from expertflow.evaluate.isolation.sql_suite import Suite, UnusableError
 
             if suite is not None:
                 suite.close()

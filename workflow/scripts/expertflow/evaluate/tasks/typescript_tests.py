@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.answer_text import strip_code_fence
-from expertflow.evaluate.isolation.node_judge import JUDGE
-from expertflow.evaluate.isolation.node_program import PROGRAM
+from expertflow.evaluate.isolation.node_scripts import JUDGE, PROGRAM
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.isolation.sandbox import Ended, Sandbox, SandboxLimits, bubblewrap_version
 from expertflow.evaluate.records import Example, Judgment
