@@ -58,16 +58,65 @@ class BaselinePredictor(Record, frozen=True):
     answer: Answering
 
 
-class Finder:
-    """Finds the texts at all places of a prompt; marks are words that many prompts share."""
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in WORD.findall(text)]
 
-    def __init__(self, prompts: Sequence[str]) -> None:
-        n_prompts = Counter(word for prompt in prompts for word in set(_words(prompt)))
-        least = max(MIN_MARK_FRACTION * len(prompts), 2)
+
+def _repeated(quoted: Sequence[str], line: str) -> list[str]:
+    lowered = f" {' '.join(_words(line))} "
+    where = {text: lowered.find(f" {' '.join(_words(text))} ") for text in quoted}
+    return sorted((text for text in where if where[text] >= 0), key=lambda text: where[text])
+
+
+class Slot(Record, frozen=True):
+    place: str
+    case: str
+
+
+Template = tuple[str | Slot, ...]
+
+
+class TemplateMaker:
+    """Turns answers into templates; text that is more common than its places stays literal.
+
+    Marks are words that many prompts share.
+    """
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+        n_prompts = Counter(word for example in examples for word in set(_words(example.prompt)))
+        least = max(MIN_MARK_FRACTION * len(examples), 2)
         often = sorted(n_prompts.items(), key=lambda item: (-item[1], item[0]))
         self._marks = [word for word, n in often[:MAX_MARKS] if n >= least]
         # All templates are filled in for a prompt before the next one.
-        self.find_places = lru_cache(maxsize=1)(self._find)
+        self._find_places = lru_cache(maxsize=1)(self._find)
+        self._usual: Counter[str | Slot] = Counter()
+        for example in examples:
+            slots = self._slots(example.prompt)
+            pieces = _pieces(example.reference, slots)
+            # Counts how often each text, and each place, is part of an answer.
+            self._usual.update({*pieces, *(slot for one in pieces for slot in slots.get(one, ()))})
+        self.find_template = cache(self._make)
+
+    def answer_with(self, template: Template, example: Example) -> str:
+        places = self._find_places(example.prompt)
+        return "".join(
+            part if isinstance(part, str) else CASES[part.case](places.get(part.place, ""))
+            for part in template
+        )
+
+    def _make(self, prompt: str, reference: str) -> Template:
+        slots = self._slots(prompt)
+        parts: list[str | Slot] = []
+        for piece in _pieces(reference, slots):
+            # The text itself is first, so it wins a tie with its places.
+            choices: list[str | Slot] = [piece, *slots.get(piece, ())]
+            part = max(choices, key=lambda choice: self._usual[choice])
+            if isinstance(part, str) and parts and isinstance(parts[-1], str):
+                parts[-1] += part
+            else:
+                parts.append(part)
+        return tuple(parts)
 
     def _find(self, prompt: str) -> Places:
         found: Places = {}
@@ -98,62 +147,9 @@ class Finder:
         add("word", [match[0] for match in words])
         return found
 
-
-def _words(text: str) -> list[str]:
-    return [word.lower() for word in WORD.findall(text)]
-
-
-def _repeated(quoted: Sequence[str], line: str) -> list[str]:
-    lowered = f" {' '.join(_words(line))} "
-    where = {text: lowered.find(f" {' '.join(_words(text))} ") for text in quoted}
-    return sorted((text for text in where if where[text] >= 0), key=lambda text: where[text])
-
-
-class Slot(Record, frozen=True):
-    place: str
-    case: str
-
-
-Template = tuple[str | Slot, ...]
-
-
-class TemplateMaker:
-    """Turns answers into templates; text that is more common than its places stays literal."""
-
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self.examples = examples
-        self.finder = Finder([example.prompt for example in examples])
-        self._usual: Counter[str | Slot] = Counter()
-        for example in examples:
-            slots = self._slots(example.prompt)
-            pieces = _pieces(example.reference, slots)
-            # Counts how often each text, and each place, is part of an answer.
-            self._usual.update({*pieces, *(slot for one in pieces for slot in slots.get(one, ()))})
-        self.find_template = cache(self._make)
-
-    def answer_with(self, template: Template, example: Example) -> str:
-        places = self.finder.find_places(example.prompt)
-        return "".join(
-            part if isinstance(part, str) else CASES[part.case](places.get(part.place, ""))
-            for part in template
-        )
-
-    def _make(self, prompt: str, reference: str) -> Template:
-        slots = self._slots(prompt)
-        parts: list[str | Slot] = []
-        for piece in _pieces(reference, slots):
-            # The text itself is first, so it wins a tie with its places.
-            choices: list[str | Slot] = [piece, *slots.get(piece, ())]
-            part = max(choices, key=lambda choice: self._usual[choice])
-            if isinstance(part, str) and parts and isinstance(parts[-1], str):
-                parts[-1] += part
-            else:
-                parts.append(part)
-        return tuple(parts)
-
     def _slots(self, prompt: str) -> dict[str, list[Slot]]:
         slots: dict[str, list[Slot]] = {}
-        for place, text in self.finder.find_places(prompt).items():
+        for place, text in self._find_places(prompt).items():
             for case, written in CASES.items():
                 if not case or written(text) != text:  # else the same as without a case
                     slots.setdefault(written(text), []).append(Slot(place, case))
@@ -249,13 +245,10 @@ def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
     Probes cannot choose: a probe may share a group with a fitted example, whose verbatim answer is
     then right by chance. Held-out questions never do.
     """
-    index = Index([example.prompt for example in maker.examples])
-
-    def nearest(example: Example) -> Example:
-        return maker.examples[index.find_nearest(example.prompt)]
+    index = Index(maker.examples)
 
     def fill_in(example: Example) -> str:
-        near = nearest(example)
+        near = index.find_nearest(example.prompt)
         return maker.answer_with(maker.find_template(near.prompt, near.reference), example)
 
     given = "gives the answer of the most similar training question (TF-IDF)"
@@ -263,37 +256,37 @@ def _nearest(maker: TemplateMaker) -> list[BaselinePredictor]:
         f"{given}, with words of its prompt replaced by those in the same places of the new one"
     )
     return [
-        BaselinePredictor("nearest", given, lambda example: nearest(example).reference),
+        BaselinePredictor("nearest", given, lambda one: index.find_nearest(one.prompt).reference),
         BaselinePredictor("nearest_filled", filled, fill_in),
     ]
 
 
 class Index:
-    """TF-IDF index with cosine similarity; the first of equally near texts wins."""
+    """TF-IDF index of prompts with cosine similarity; the first of equally near ones wins."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        counts = [_count_words(text) for text in texts]
+    def __init__(self, examples: Sequence[Example]) -> None:
+        counts = [_count_words(example.prompt) for example in examples]
         n_texts = Counter(word for count in counts for word in count)
-        self._rarity = {word: log(len(texts) / n) for word, n in n_texts.items()}
+        self._rarity = {word: log(len(examples) / n) for word, n in n_texts.items()}
         found: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for i, count in enumerate(counts):
             weights = {word: self._weight(word, n) for word, n in count.items()}
             length = sum(weight**2 for weight in weights.values()) ** 0.5 or 1.0
             for word, weight in weights.items():
                 found[word].append((i, weight / length))
-        self._n = len(texts)
+        self._examples = examples
         self._found = {
             word: tuple(map(np.array, zip(*at, strict=True))) for word, at in found.items()
         }
 
-    def find_nearest(self, text: str) -> int:
-        likeness = np.zeros(self._n)
+    def find_nearest(self, prompt: str) -> Example:
+        likeness = np.zeros(len(self._examples))
         # Sorted, because the sum of floats depends on their order.
-        for word, n in sorted(_count_words(text).items()):
+        for word, n in sorted(_count_words(prompt).items()):
             if word in self._found:
                 where, weights = self._found[word]
                 likeness[where] += weights * self._weight(word, n)
-        return int(likeness.argmax())
+        return self._examples[int(likeness.argmax())]
 
     def _weight(self, word: str, n: int) -> float:
         return (1 + log(n)) * self._rarity[word]
