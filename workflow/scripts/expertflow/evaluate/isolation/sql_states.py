@@ -11,7 +11,7 @@ import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
@@ -46,20 +46,6 @@ class StateColumn:
 
 # Columns by the names of tables.
 StateTables = dict[str, list[StateColumn]]
-
-
-@dataclass(slots=True)
-class Conditions:
-    """What a reference states about columns, by lower-case name.
-
-    ``words`` are all its words, table names included; ``constants`` are compared with a column;
-    ``links`` are pairs of columns compared with each other; ``n_rows`` is its largest limit.
-    """
-
-    words: set[str] = field(default_factory=set)
-    constants: defaultdict[str, set[Any]] = field(default_factory=lambda: defaultdict(set))
-    links: set[tuple[str, str]] = field(default_factory=set)
-    n_rows: int = 0
 
 
 def read_tables(connection: sqlite3.Connection) -> StateTables:
@@ -101,18 +87,21 @@ def column_kind(declared: str) -> str:
     return "text"
 
 
-def read_conditions(query: str) -> Conditions:
-    """Return a query's conditions on its columns; none if sqlglot cannot parse it."""
-    found = Conditions(set(_WORD.findall(query.lower())))
+def read_conditions(query: str) -> tuple[defaultdict[str, set[Any]], set[tuple[str, str]], int]:
+    """Return constants by the columns compared with them, columns compared, and the largest limit.
+
+    Names are in lower case. There are none if sqlglot cannot parse the query.
+    """
+    compared, links, n_rows = defaultdict[str, set[Any]](set), set[tuple[str, str]](), 0
     try:
         tree = sqlglot.parse_one(query, read="sqlite")
     except (SqlglotError, RecursionError):
-        return found
+        return compared, links, n_rows
     # A state needs more rows than that, or the reference's LIMIT has no effect.
     for limit in tree.find_all(exp.Limit, exp.Offset):
         count = limit.expression
         if isinstance(count, exp.Literal) and count.is_int:
-            found.n_rows = max(found.n_rows, int(min(float(count.name), MAX_LIMIT)))
+            n_rows = max(n_rows, int(min(float(count.name), MAX_LIMIT)))
     for node in tree.find_all(exp.Predicate, exp.Case):
         columns = {column.name.lower() for column in _own(node, exp.Column)}
         # `a IN (SELECT b …)` compares a with b, so they need common values.
@@ -121,14 +110,14 @@ def read_conditions(query: str) -> Conditions:
         constants = {_constant(literal) for literal in _own(node, exp.Literal)}
         if isinstance(node, exp.EQ | exp.NEQ | exp.In) and not constants:
             first, *others = sorted(columns) or [""]
-            found.links |= {(first, other) for other in others}
+            links |= {(first, other) for other in others}
         for column in columns:
-            found.constants[column] |= constants
+            compared[column] |= constants
     for join in tree.find_all(exp.Join):
         for column in join.args.get("using") or []:
             # USING (a): linked with the column of the same name in the other table.
-            found.links.add((column.name.lower(),) * 2)
-    return found
+            links.add((column.name.lower(),) * 2)
+    return compared, links, n_rows
 
 
 def _own(node: Any, kind: Any) -> Iterator[Any]:
@@ -154,13 +143,13 @@ class StateMaker:
     def __init__(self, connection: sqlite3.Connection, reference: str) -> None:
         self.tables = read_tables(connection)
         self.given = read_values(connection, self.tables)
-        conditions = read_conditions(reference)
-        self._n_rows, self._words = conditions.n_rows, conditions.words
-        self._group = _join_links(conditions.links | read_links(connection, self.tables))
+        # Table names included.
+        self._words = set(_WORD.findall(reference.lower()))
+        constants, links, self._n_rows = read_conditions(reference)
+        self._group = _join_links(links | read_links(connection, self.tables))
         self._named: defaultdict[str, list[Any]] = defaultdict(list)
-        for column in sorted(conditions.constants):
-            values = sorted(conditions.constants[column], key=repr)
-            self._named[self._group.get(column, column)] += values
+        for column in sorted(constants):
+            self._named[self._group.get(column, column)] += sorted(constants[column], key=repr)
         self._now = date.today()
 
     def fill(self, connection: sqlite3.Connection, number: int) -> None:

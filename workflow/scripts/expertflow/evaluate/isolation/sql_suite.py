@@ -9,7 +9,7 @@ translated for SQLite by sqlglot.
 import logging
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,12 @@ class Translator:
         # is item, and shop.item in a query is the same.
         tables = [table for tree in trees for table in tree.find_all(exp.Table)]
         self._namespaces = {table.db.lower() for table in tables if table.db}
-        trees = [tree for tree in trees if not _makes_namespace(tree)]
+        trees = [
+            tree
+            for tree in trees
+            if not isinstance(tree, exp.Use)
+            and not (isinstance(tree, exp.Create) and tree.kind in ("SCHEMA", "DATABASE"))
+        ]
         for kind in (kind for tree in trees for kind in tree.find_all(exp.DataType)):
             # SQLite has no enumerated types.
             if kind.is_type("enum", "set"):
@@ -81,30 +86,21 @@ class Translator:
         except (SqlglotError, RecursionError) as error:
             raise self._unreadable(error) from error
 
-    def _write(self, trees: Iterable[Any], level: Any) -> list[str]:
+    def _write(self, trees: Sequence[Any], level: Any) -> list[str]:
         try:
-            trees = [self._drop_namespaces(tree) for tree in trees]
+            for node in (node for tree in trees for node in tree.find_all(exp.Table, exp.Column)):
+                if node.text("db").lower() in self._namespaces:
+                    node.set("db", None)
+                    node.set("catalog", None)  # shop.dbo.item
             return [tree.sql(dialect="sqlite", unsupported_level=level) for tree in trees]
         except (SqlglotError, RecursionError, KeyError) as error:
             # KeyError: the key's column is not among the table's by its exact name.
             raise self._unreadable(error) from error
 
-    def _drop_namespaces(self, tree: Any) -> Any:
-        for node in tree.find_all(exp.Table, exp.Column):
-            if node.text("db").lower() in self._namespaces:
-                node.set("db", None)
-                node.set("catalog", None)  # shop.dbo.item
-        return tree
-
     def _unreadable(self, error: Exception) -> UnusableError:
         # Its message underlines the position for a terminal.
         text = re.sub("\x1b\\[\\d*m", "", str(error))
         return UnusableError(f"sqlglot cannot read it as {self._dialect}: {one_line(text)}")
-
-
-def _makes_namespace(tree: Any) -> bool:
-    is_create = isinstance(tree, exp.Create) and tree.kind in ("SCHEMA", "DATABASE")
-    return is_create or isinstance(tree, exp.Use)
 
 
 @dataclass(slots=True)
