@@ -14,7 +14,7 @@ from expertflow.hardware import probe
 from expertflow.plan.records import PlanSpec
 from expertflow.plan.tuned import TunedSettings, TuningRecord
 from expertflow.studies.plan_expert import TuneJob, plan_expert
-from expertflow.studies.search import Search, Space
+from expertflow.studies.search import Search
 from expertflow.studies.tune import tune
 from expertflow.train.records import TrialResult
 from expertflow.train.trial import Trial
@@ -43,7 +43,7 @@ class Card:
             "default": DEFAULT, "free": ALL, "on_card": True, "usable_bytes": 80 * GB,
             "may_compile": True,
         }  # fmt: skip
-        self.space = Space(**{**settings, **space})
+        self.space = {**settings, **space}
 
     def run(self, choice: TunedSettings, least: float | None) -> TrialResult:
         self.now_s += 10.0
@@ -63,7 +63,7 @@ class Card:
             return choice.batch_size * per_row // share
 
         search = Search(
-            space=self.space, run=self.run, predict=predict, clock=lambda: self.now_s,
+            **self.space, run=self.run, predict=predict, clock=lambda: self.now_s,
             max_s=max_s, **more,
         )  # fmt: skip
         search.explore()

@@ -1,14 +1,14 @@
 """Search for the fastest settings of a step; every choice keeps the global batch."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from expertflow.core.format import GIB, gib
-from expertflow.core.records import Record, fill_record
+from expertflow.core.records import fill_record
 from expertflow.core.settings import name_of
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.draft import PlanDraft
@@ -34,10 +34,37 @@ N_WORKERS = (0, 2, 4, 8)
 Run = Callable[[TunedSettings, float | None], TrialResult]
 
 
-class Space(Record, frozen=True, kw_only=True):
-    """Choices besides the default; ``free`` settings are those that the manifest leaves open.
+def find_choices(draft: PlanDraft, plan: TrainPlan) -> dict[str, Any]:
+    """Return the arguments of a ``Search`` that say what to choose among."""
+    default, free = settings_of(plan), free_settings(draft.spec)
+    is_packed, machine = draft.packing.packing != "none", probe_machine(table=[])
+    n_cpus, total = machine.n_cpus_usable, draft.memory_total_bytes
+    threads, workers = set[int](), list[int]()
+    if draft.gpu is None and name_of(Training.n_threads) in free:
+        # Powers of two up to the usable threads, that number, and the physical cores.
+        threads = {1 << i for i in range(n_cpus.bit_length()) if 1 << i <= n_cpus}
+        threads |= {n_cpus, min(machine.n_cpus_physical or n_cpus, n_cpus)}
+    if name_of(Training.loader) in free and not is_packed:
+        workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
+    is_compiled = name_of(Training.torch_compile) in free and is_packed and plan.method != "qlora"
+    return {
+        "default": default,
+        "free": free,
+        "on_card": draft.gpu is not None,
+        "usable_bytes": None if total is None else int(USABLE_FRACTION * total),
+        "may_compile": is_compiled and draft.gpu is not None,
+        "n_threads": sorted(threads),
+        "n_workers": workers,
+    }
 
-    ``usable_bytes`` limits a predicted peak, null on a CPU.
+
+class Search(Struct, kw_only=True):
+    """A search in progress. ``trials`` has the result of every choice, in order.
+
+    ``free`` settings are those that the manifest leaves open. ``usable_bytes`` limits a predicted
+    peak, null on a CPU. No trial begins after ``max_s`` of ``clock``. ``known`` trials of an
+    earlier search are reused, except given-up ones that may be worthwhile here. ``keep`` is called
+    with every trial run.
     """
 
     default: TunedSettings
@@ -45,56 +72,8 @@ class Space(Record, frozen=True, kw_only=True):
     on_card: bool
     usable_bytes: int | None = None
     may_compile: bool = False
-    n_threads: tuple[int, ...] = ()
-    n_workers: tuple[int, ...] = ()
-
-    def is_free(self, setting: Any) -> bool:
-        return name_of(setting) in self.free
-
-    @property
-    def n_rows(self) -> int:
-        return self.default.batch_size * self.default.gradient_accumulation_steps
-
-    @property
-    def micro_batches(self) -> list[int]:
-        return [n for n in range(self.n_rows, 0, -1) if self.n_rows % n == 0]
-
-
-def space_of(draft: PlanDraft, plan: TrainPlan) -> Space:
-    default, free = settings_of(plan), free_settings(draft.spec)
-    is_packed, machine = draft.packing.packing != "none", probe_machine(table=[])
-    n_cpus, total = machine.n_cpus_usable, draft.memory_total_bytes
-    threads, workers = list[int](), list[int]()
-    if draft.gpu is None and name_of(Training.n_threads) in free:
-        threads = threads_to_try(n_cpus, machine.n_cpus_physical)
-    if name_of(Training.loader) in free and not is_packed:
-        workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
-    is_compiled = name_of(Training.torch_compile) in free and is_packed and plan.method != "qlora"
-    return Space(
-        default=default,
-        free=free,
-        on_card=draft.gpu is not None,
-        usable_bytes=None if total is None else int(USABLE_FRACTION * total),
-        may_compile=is_compiled and draft.gpu is not None,
-        n_threads=tuple(threads),
-        n_workers=tuple(workers),
-    )
-
-
-def threads_to_try(n_usable: int, n_physical: int | None) -> list[int]:
-    """Return powers of two up to the usable threads, that number, and the physical cores."""
-    powers = {1 << i for i in range(n_usable.bit_length()) if 1 << i <= n_usable}
-    return sorted(powers | {n_usable, min(n_physical or n_usable, n_usable)})
-
-
-class Search(Struct, kw_only=True):
-    """A search in progress. ``trials`` has the result of every choice, in order.
-
-    No trial begins after ``max_s`` of ``clock``. ``known`` trials of an earlier search are reused,
-    except given-up ones that may be worthwhile here. ``keep`` is called with every trial run.
-    """
-
-    space: Space
+    n_threads: Sequence[int] = ()
+    n_workers: Sequence[int] = ()
     run: Run
     predict: Callable[[TunedSettings], int | None]
     clock: Callable[[], float]
@@ -107,37 +86,36 @@ class Search(Struct, kw_only=True):
     def explore(self) -> None:
         """Try one kind of setting after another, each with the best of the others so far."""
         self._end_s = self.clock() + self.max_s
-        space, start = self.space, self.space.default
+        start = self.default
         self._try(start)
-        if space.may_compile:
+        if self.may_compile:
             # Compiling takes tens of seconds and does not change the ranking of the rest.
             start = replace(start, torch_compile=False)
             self._try(start)
-        self._try_each(start, n_threads=space.n_threads)
-        if space.on_card:
+        self._try_each(start, n_threads=self.n_threads)
+        if self.on_card:
             self._descend(start)
-            if space.is_free(Training.attention):
+            if name_of(Training.attention) in self.free:
                 self._try_each(start, attention=MASKED)  # with the best number of rows
-        elif space.is_free(Training.batch_size):
+        elif name_of(Training.batch_size) in self.free:
             base = self.best(start) or start
-            for rows in space.micro_batches:
+            for rows in self._micro_batches():
                 self._try(self._with_rows(base, rows))
             # The best number of threads may depend on the number of rows.
-            self._try_each(start, n_threads=space.n_threads)
+            self._try_each(start, n_threads=self.n_threads)
         base = self.best(start) or start
-        for n in space.n_workers:
+        for n in self.n_workers:
             kind: Loader = "workers" if n else "thread"
             self._try(replace(base, loader=kind, dataloader_num_workers=n))
-        if space.may_compile:
+        if self.may_compile:
             self._try_each(start, torch_compile=(True,))
 
     def best(self, like: TunedSettings | None = None) -> TunedSettings | None:
         """Return the fastest allowed choice, the simplest of ties; ``like``: compiled alike."""
-        default, free = self.space.default, self.space.free
         rates = {
             choice: rate
             for choice, rate in self._rates(like).items()
-            if is_allowed(choice, default, free)
+            if is_allowed(choice, self.default, self.free)
         }
         # Within a trial's noise, the simpler choice wins.
         tied = (s for s in rates if rates[s] * (1 + TIE_FRACTION) >= max(rates.values()))
@@ -162,11 +140,10 @@ class Search(Struct, kw_only=True):
         Stop once fewer rows are slower; recompute only with more rows than fit without.
         """
         ran: list[int] = []
-        space = self.space
-        is_free = space.is_free(Training.batch_size)
-        micros = space.micro_batches if is_free else [start.batch_size]
-        free = space.is_free(Training.gradient_checkpointing)
-        for again in (False, True) if free else (space.default.gradient_checkpointing,):
+        is_free = name_of(Training.batch_size) in self.free
+        micros = self._micro_batches() if is_free else [start.batch_size]
+        free = name_of(Training.gradient_checkpointing) in self.free
+        for again in (False, True) if free else (self.default.gradient_checkpointing,):
             choices = [
                 replace(self._with_rows(start, rows), gradient_checkpointing=again)
                 for rows in micros
@@ -189,8 +166,13 @@ class Search(Struct, kw_only=True):
                     break
                 fastest = max(fastest, rate)
 
+    def _micro_batches(self) -> list[int]:
+        n_rows = self.default.batch_size * self.default.gradient_accumulation_steps
+        return [n for n in range(n_rows, 0, -1) if n_rows % n == 0]
+
     def _with_rows(self, base: TunedSettings, rows: int) -> TunedSettings:
-        return replace(base, batch_size=rows, gradient_accumulation_steps=self.space.n_rows // rows)
+        n_rows = self.default.batch_size * self.default.gradient_accumulation_steps
+        return replace(base, batch_size=rows, gradient_accumulation_steps=n_rows // rows)
 
     def _try(self, choice: TunedSettings) -> TuningTrial:
         if choice not in self.trials:
@@ -207,9 +189,9 @@ class Search(Struct, kw_only=True):
             is_slow = rate is not None and least is not None and rate < least
             if known.outcome != "given up" or is_slow:
                 return known
-        peak, usable = self.predict(choice), self.space.usable_bytes
+        peak, usable = self.predict(choice), self.usable_bytes
         # The default is always run, as everything is compared with it.
-        if choice != self.space.default:
+        if choice != self.default:
             if peak is not None and usable is not None and peak > usable:
                 sizes = f"predicted {gib(peak)}, usable {usable / GIB:.1f}"
                 return _left_out(choice, f"memory: {sizes}", peak)
@@ -232,7 +214,7 @@ class Search(Struct, kw_only=True):
         return trial
 
     def _complexity(self, choice: TunedSettings) -> tuple[float, ...]:
-        default = self.space.default
+        default = self.default
         return (
             choice != default,
             choice.torch_compile,

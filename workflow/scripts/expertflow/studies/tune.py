@@ -25,7 +25,7 @@ from expertflow.plan.switches import choose_loader
 from expertflow.plan.tuned import TIE_FRACTION, TunedSettings, TuningRecord, TuningTrial, tuning_key
 from expertflow.studies.compare_trials import estimate_ratio
 from expertflow.studies.plan_expert import TuneJob, card_names, check_card, cpu_name, draft_plan
-from expertflow.studies.search import Search, space_of
+from expertflow.studies.search import Search, find_choices
 from expertflow.studies.variants import with_one_process
 from expertflow.train.records import TrialResult
 from expertflow.train.trial import Trial
@@ -79,7 +79,7 @@ def tune(
         # Failures are retried, even out of memory, since another process may have used it.
         known = {t.settings: t for t in kept.trials if t.outcome in ("measured", "given up")}
         search = Search(
-            space=space_of(draft, plan),
+            **find_choices(draft, plan),
             run=bench.run,
             predict=bench.predict,
             clock=clock,
@@ -96,7 +96,7 @@ def tune(
         key=key,
         gpu_name=bench.kept.gpu_name,
         model=model_type,
-        default=search.space.default,
+        default=search.default,
         trials=tuple(search.trials.values()),
     )
 
@@ -199,7 +199,7 @@ def _judge(
     bench: Bench, search: Search, best: TunedSettings | None, *, end_s: float
 ) -> dict[str, object]:
     """Time alternating pairs; return the winner, the default unless the gain is certain."""
-    default = search.space.default
+    default = search.default
     speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
 
     def winner(settings: TunedSettings | None, **gain: float) -> dict[str, object]:
@@ -231,7 +231,7 @@ def _judge(
 
 
 def _time_pairs(bench: Bench, search: Search, best: TunedSettings, *, end_s: float) -> list[Pair]:
-    default = search.space.default
+    default = search.default
     pairs = [p for p in bench.kept.pairs if (p.best, p.default) == (best, default)]
     # Compiled code is cached by then.
     trials = search.trials[best], search.trials[default]

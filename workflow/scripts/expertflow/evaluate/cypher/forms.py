@@ -138,7 +138,9 @@ def _take_conditions(paths: list[Path], fresh_names: Iterator[str]) -> list[Item
         if entity.keys is None or entity.group is None or entity.has_length:
             continue
         pairs = split_at(entity.keys.content, COMMA)
-        if not all(len(pair) == 3 and _is_value(pair[2]) for pair in pairs):
+        if any(len(pair) != 3 for pair in pairs):
+            continue
+        if not all(value.kind in _VALUES or value in _LITERALS for _, _, value in pairs):
             continue
         entity.group.items.remove(entity.keys)
         name = entity.variable
@@ -148,10 +150,6 @@ def _take_conditions(paths: list[Path], fresh_names: Iterator[str]) -> list[Item
         head = [Token("variable", name), _DOT]
         conditions += [[*head, key, _EQUALS, value] for key, _, value in pairs]
     return conditions
-
-
-def _is_value(item: Item) -> bool:
-    return item.kind in _VALUES or item in _LITERALS
 
 
 def _conjunction(items: Items) -> list[Items] | None:

@@ -84,16 +84,14 @@ class _Graph:
             rows = json.loads(text, object_pairs_hook=list) if text else []
             if not isinstance(rows, list):
                 return "not_executed", "the engine returned no rows"
-            return "rows", [_cells(row) for row in rows]
+            # A single-cell result may come without its name.
+            return "rows", [
+                [_value(v) for _, v in row] if _is_object(row) else [_value(row)] for row in rows
+            ]
         except RecursionError:
             return "not_executed", "its result is nested too deeply"
         except ValueError:
             return "not_executed", "the engine's result is not JSON"
-
-
-def _cells(row: Any) -> list[Any]:
-    """Return the values of a row; a single-cell result may come without its name."""
-    return [_value(value) for _, value in row] if _is_object(row) else [_value(row)]
 
 
 def _is_object(value: Any) -> bool:

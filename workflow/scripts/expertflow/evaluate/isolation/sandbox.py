@@ -126,7 +126,9 @@ def _command(program: Path, limits: SandboxLimits) -> list[str]:
     files = {_INSIDE: program, "/prlimit": prlimit}
     files |= {name: Path(name).resolve() for name in _libraries(program) | _libraries(prlimit)}
     # Kernels before 5.14 count all processes of the user, so existing ones are added.
-    n_processes = limits.n_processes + _n_threads_of(NOBODY if _is_root() else os.geteuid())
+    user = NOBODY if _is_root() else os.geteuid()
+    running = [one.info for one in psutil.process_iter(["num_threads", "uids"])]
+    own = [one["num_threads"] for one in running if one["uids"] and one["uids"].real == user]
     return [
         bwrap,
         *("--unshare-user", "--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY)),
@@ -142,13 +144,8 @@ def _command(program: Path, limits: SandboxLimits) -> list[str]:
         *("--", "/prlimit", "--core=0", f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}"),
         f"--data={limits.data_bytes}",
         *(f"--fsize={limits.file_bytes}", f"--nofile={limits.n_open_files}"),
-        f"--nproc={n_processes}",
+        f"--nproc={limits.n_processes + sum(own)}",
     ]
-
-
-def _n_threads_of(uid: int) -> int:
-    running = [one.info for one in psutil.process_iter(["num_threads", "uids"])]
-    return sum(one["num_threads"] for one in running if one["uids"] and one["uids"].real == uid)
 
 
 def _libraries(program: Path) -> set[str]:
