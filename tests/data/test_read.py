@@ -199,7 +199,7 @@ def test_numbers_are_lines_of_the_file_in_any_shard(
     path.write_bytes(mark + "\n".join(rows).encode() + b"\n" * ends)
     wanted = [number for number, row in enumerate(rows, start=1) if row.strip()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read, "BLOCK_BYTES", block_bytes)
+        patch.setattr(texts, "BLOCK_BYTES", block_bytes)
         patch.setattr(texts, "BUFFER_BYTES", 4)
         file = describe(path)
         assert sum(file.n_newlines) == path.read_bytes().count(b"\n")

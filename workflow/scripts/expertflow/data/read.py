@@ -17,7 +17,6 @@ from expertflow.data.records import Compression, DataFile, FileFormat
 from expertflow.data.reject import RawRecord
 from expertflow.data.settings import ReadOptions
 
-BLOCK_BYTES = 16 << 20
 FORMATS: dict[str, FileFormat] = {
     **{".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv"},
     **{".txt": "text", ".md": "text", ".text": "text"},
@@ -59,7 +58,7 @@ def describe_file(
 
         n_records = tables.count_rows(path, kind)
     elif kind == "jsonl" and compression is None:
-        n_newlines, n_records = texts.count_lines(path, BLOCK_BYTES)
+        n_newlines, n_records = texts.count_lines(path)
     # Found before the run: a file is one record by default.
     elif kind == "text" and reading.text_records == "file" and n_bytes > texts.MAX_RECORD_BYTES:
         raise texts.too_long(str(path))
@@ -108,7 +107,7 @@ def iter_shard(
                 with open_text(Path(file.path), file.compression) as stream:
                     yield from texts.iter_all(stream, file, reading)
         elif file.format == "jsonl":
-            yield from texts.iter_range(file, low, high, block_bytes=BLOCK_BYTES)
+            yield from texts.iter_range(file, low, high)
         else:
             from expertflow.data.formats import tables
 

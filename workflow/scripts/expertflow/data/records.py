@@ -45,8 +45,7 @@ class DataFile(LockedFile, frozen=True, kw_only=True):
     """A file of raw records on this machine; ``notes`` list anything unusual about it.
 
     ``n_records`` is null if counting would need another full read. For uncompressed JSONL,
-    ``n_newlines`` counts line ends per ``data.read.BLOCK_BYTES``, which locates a shard's first
-    line.
+    ``n_newlines`` counts line ends per block.
     """
 
     n_records: int | None

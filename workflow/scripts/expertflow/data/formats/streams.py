@@ -6,7 +6,6 @@ Its first bytes are checked to find a wrong file name before any work starts.
 import gzip
 import io
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +46,18 @@ def open_bytes(path: Path, compression: Compression | None) -> io.BufferedReader
     try:
         if compression is None:
             return io.BufferedReader(path.open("rb", buffering=0), BUFFER_BYTES)
+        source: Any
         if compression == "gzip":
-            # read1 returns what is unpacked so far; read would lose it if the data is damaged.
-            packed = gzip.open(path)  # noqa: SIM115
-            raw = _Unpacked(path, compression, packed.read1, packed.close)
+            source = gzip.open(path)  # noqa: SIM115
         else:
             import pyarrow as pa
 
             source = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
-            raw = _Unpacked(path, compression, source.read, source.close)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be read ({error.strerror}); restore it or change its permissions"
         ) from error
-    return io.BufferedReader(raw, BUFFER_BYTES)
+    return io.BufferedReader(_Unpacked(path, compression, source), BUFFER_BYTES)
 
 
 def open_text(path: Path, compression: Compression | None) -> io.BufferedReader:
@@ -74,36 +71,28 @@ def open_text(path: Path, compression: Compression | None) -> io.BufferedReader:
 class _Unpacked(io.RawIOBase):
     """Unpacked data as a raw stream, whose errors state the line."""
 
-    def __init__(
-        self,
-        path: Path,
-        compression: Compression,
-        read: Callable[[int], bytes],
-        close: Callable[[], None],
-    ) -> None:
+    def __init__(self, path: Path, compression: Compression, source: Any) -> None:
         super().__init__()
-        self._path, self._compression, self._read, self._close = path, compression, read, close
+        self._path, self._compression, self._source = path, compression, source
         self._n_lines = 0
 
     def readable(self) -> bool:
         return True
 
     def close(self) -> None:
-        self._close()
+        self._source.close()
         super().close()
 
     def readinto(self, buffer: Any) -> int:
         try:
-            data = self._read(min(len(buffer), _UNPACKED_BYTES))
+            # read1 returns what is unpacked so far; read would lose it if the data is damaged.
+            data = self._source.read1(min(len(buffer), _UNPACKED_BYTES))
         except (OSError, EOFError, zlib.error) as error:
             place, why = f"after line {self._n_lines}", str(error)
             if isinstance(error, EOFError) or why.startswith("Truncated"):
                 fix = "the download is incomplete, fetch it again"
                 raise DataError(f"{self._path}: ends early {place}; {fix}") from error
-            if "too much memory" in why:
-                fix = "compress it again without --long"
-            else:
-                fix = "fetch it again"
+            fix = "compress it again without --long" if "too much" in why else "fetch it again"
             raise DataError(
                 f"{self._path}: the {self._compression} data is damaged {place} ({why}); {fix}"
             ) from error

@@ -26,6 +26,8 @@ from expertflow.data.settings import ReadOptions
 
 # Longer records are rejected unread: too long to train on.
 MAX_RECORD_BYTES = 64 << 20
+# Line ends of JSON Lines are counted per block, which locates a shard's first line.
+BLOCK_BYTES = 16 << 20
 _NEWLINE = 10
 _NO_END = 1 << 62
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*(?=\n)")
@@ -62,7 +64,7 @@ def iter_all(
         yield read_record(parse, raw, file.path, number, unit)
 
 
-def iter_range(file: DataFile, low: int, high: int, *, block_bytes: int) -> Iterator[RawRecord]:
+def iter_range(file: DataFile, low: int, high: int) -> Iterator[RawRecord]:
     """Yield the records of an uncompressed JSONL file that start in bytes [low, high)."""
     with open_bytes(Path(file.path), None) as stream:
         if low > 0:
@@ -75,7 +77,7 @@ def iter_range(file: DataFile, low: int, high: int, *, block_bytes: int) -> Iter
         # A line after a byte order mark belongs to the shard with the mark's first byte.
         if start >= (high if low else file.n_bytes):
             return
-        number = 1 + _n_lines_before(start, file, block_bytes)
+        number = 1 + _n_lines_before(start, file)
         for line, n_bytes in _iter_lines(stream):
             if isinstance(line, Reject) or not line.isspace():
                 yield read_record(parse_object, line, file.path, number)
@@ -114,14 +116,14 @@ def too_long(path: str) -> DataError:
     )
 
 
-def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
+def count_lines(path: Path) -> tuple[tuple[int, ...], int]:
     n_newlines: list[int] = []
     n_blank = n_read = 0
     # The last line end and any whitespace after it.
     open_line = b"\n"
     with path.open("rb") as stream:
-        while part := stream.read(min(BUFFER_BYTES, block_bytes - n_read % block_bytes)):
-            if n_read % block_bytes == 0:
+        while part := stream.read(min(BUFFER_BYTES, BLOCK_BYTES - n_read % BLOCK_BYTES)):
+            if n_read % BLOCK_BYTES == 0:
                 n_newlines.append(0)
             n_newlines[-1] += part.count(b"\n")
             # A byte order mark is not part of the first line, which may be blank without it.
@@ -135,12 +137,12 @@ def count_lines(path: Path, block_bytes: int) -> tuple[tuple[int, ...], int]:
     return tuple(n_newlines), sum(n_newlines) - n_blank + (not open_line)
 
 
-def _n_lines_before(position: int, file: DataFile, block_bytes: int) -> int:
+def _n_lines_before(position: int, file: DataFile) -> int:
     """Count line ends before a byte, reading at most one block."""
-    n_blocks = min(position // block_bytes, len(file.n_newlines))
+    n_blocks = min(position // BLOCK_BYTES, len(file.n_newlines))
     n_lines = sum(file.n_newlines[:n_blocks])
     with open_bytes(Path(file.path), None) as stream:
-        start = stream.seek(n_blocks * block_bytes)
+        start = stream.seek(n_blocks * BLOCK_BYTES)
         while part := stream.read(min(BUFFER_BYTES, position - start)):
             start += len(part)
             n_lines += part.count(b"\n")
