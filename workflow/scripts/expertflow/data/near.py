@@ -67,12 +67,11 @@ def _half(hashes: shingles.Hashes) -> Halves:
 
 def choose_bands(spec: NearSpec) -> tuple[int, int]:
     """Return the number of bands and of values per band."""
+    n = spec.n_permutations
     # Widest band first: it has the fewest chance matches.
-    for n_values in range(spec.n_permutations, 1, -1):
-        n_bands = spec.n_permutations // n_values
-        if chance_of_match(spec.threshold, n_bands, n_values) >= RECALL:
-            return n_bands, n_values
-    return spec.n_permutations, 1
+    bands = ((n // n_values, n_values) for n_values in range(n, 1, -1))
+    found = (pair for pair in bands if chance_of_match(spec.threshold, *pair) >= RECALL)
+    return next(found, (n, 1))
 
 
 def chance_of_match(similarity: float, n_bands: int, n_values: int) -> float:

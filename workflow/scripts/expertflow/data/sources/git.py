@@ -52,8 +52,6 @@ class GitRepository(DataSource):
         return Found("found" if self.path.is_dir() else "missing")
 
     def pin(self, pins: Pins) -> Pinned:
-        if not self.path.exists():
-            raise DataError(f"no repository at {self.path}; correct the source's path")
         tip = git_store.resolve_commit(self.path, ref=self.options.ref)
         # Records list the branches and tags of their commits.
         refs = sha256_json(git_store.list_refs(self.path))
