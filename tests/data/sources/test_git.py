@@ -196,6 +196,11 @@ def test_a_new_tag_or_branch_changes_the_lock(repository: Path, tmp_path: Path) 
     for first, tagged, branched, last in zip(*found, strict=True):
         assert first.revision == branched.revision
         assert first != tagged != branched != last == tagged
+    # A branch that is not part of the history has no commit in the records.
+    git(repository, "checkout", "--quiet", "-b", "ahead")
+    commit(repository, {"ahead.txt": b""}, "Ahead", day=9)
+    git(repository, "checkout", "--quiet", "main")
+    assert pin(repository) == found[-1][0]
 
 
 def test_a_merge_is_shown_against_its_first_parent(repository: Path) -> None:

@@ -54,7 +54,7 @@ class GitRepository(DataSource):
     def pin(self, pins: Pins) -> Pinned:
         tip = git_store.resolve_commit(self.path, ref=self.options.ref)
         # Records list the branches and tags of their commits.
-        refs = sha256_json(git_store.list_refs(self.path))
+        refs = sha256_json(git_store.list_refs(self.path, tip=tip))
         identity = {"path": str(self.path), "options": self.spec.options, "refs": refs}
         return Pinned(revision=tip, identity=identity)
 

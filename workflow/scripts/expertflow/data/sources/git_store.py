@@ -2,7 +2,7 @@
 
 A repository can carry settings, attributes, grafts, hooks and remotes that change what git shows or
 start programs. So its objects are read through an empty temporary git directory without any; only
-branch and tag names are read from the repository itself, by two commands that open no object.
+branch and tag names are read from the repository itself, by commands that open only commits.
 """
 
 import contextlib
@@ -153,8 +153,11 @@ def resolve_commit(repository: Path, *, ref: str = "HEAD") -> str:
     return heads[found]
 
 
-def list_refs(repository: Path) -> dict[str, str]:
-    """Return the object ids of branches and tags by full name, of a bundle also of its HEAD."""
+def list_refs(repository: Path, *, tip: str | None = None) -> dict[str, str]:
+    """Return the object ids of branches and tags by full name, of a bundle also of its HEAD.
+
+    With a ``tip``, a repository's are those within its history.
+    """
     if repository.is_file():
         place, failure = None, f"{repository}: not a git bundle"
         command = ["bundle", "list-heads", str(repository.absolute())]
@@ -162,6 +165,7 @@ def list_refs(repository: Path) -> dict[str, str]:
         place = _git_directory(repository)
         failure = f"{place}: its branches cannot be read"
         command = ["for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags"]
+        command += [f"--merged={tip}"] if tip else []
     listed = run_git(place, *command, failure=failure, timeout_s=TIMEOUT_S)
     lines = (line.partition(" ") for line in listed.split("\n") if line)
     return {name: object_id for object_id, _, name in lines}
@@ -184,7 +188,7 @@ def open_store(repository: Path, *, ref: str) -> Iterator[IsolatedStore]:
             walked = _unpack_bundle(repository, git_dir, ref=ref)
         else:
             walked, shallow = _link_objects(_git_directory(repository), git_dir, ref=ref)
-        refs = _peel(list_refs(repository), git_dir)
+        refs = _peel(list_refs(repository, tip=tip), git_dir)
         yield IsolatedStore(git_dir, tip, _short(walked), refs, shallow)
 
 
