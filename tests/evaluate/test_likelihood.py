@@ -1,10 +1,10 @@
 """Losses of documents and likelihoods of texts agree with token-by-token results."""
 
+import gc
 import logging
 import math
 import weakref
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from transformers import Qwen3ForCausalLM
 from expertflow.core.errors import EvaluationError
 from expertflow.data.layout import chatml_layout
 from expertflow.evaluate import likelihood
-from expertflow.evaluate.ask_models import Models
 from expertflow.evaluate.generate import PromptCodec, generate_answers
 from expertflow.evaluate.likelihood import choose_options, document_losses, log_likelihoods
 from expertflow.evaluate.questions import EvalExample
@@ -56,13 +55,14 @@ def test_likelihoods_are_those_of_each_text_alone() -> None:
 def test_a_used_model_can_be_freed() -> None:
     # The first call imports libraries, whose log records pytest would keep with all frames.
     add_adapter(tiny_qwen3(), LORA)
-    models = Models(lambda _: add_adapter(tiny_qwen3(), LORA).eval(), Path("checkpoint"))
-    model = weakref.ref(causal_lm(models.get(None)))
+    model = add_adapter(tiny_qwen3(), LORA).eval()
+    alive = weakref.ref(causal_lm(model))
     how = spec(max_new_tokens=4)
-    generate_answers(models.get(None), prompts(3, 5), PromptCodec(Pairs(), chatml_layout()), how)
-    log_likelihoods(models.get(None), PAIRS, pad_id=PAD, batch_size=2)
-    models.release()
-    assert model() is None, "two models would be on a card"
+    generate_answers(model, prompts(3, 5), PromptCodec(Pairs(), chatml_layout()), how)
+    log_likelihoods(model, PAIRS, pad_id=PAD, batch_size=2)
+    del model
+    gc.collect()
+    assert alive() is None, "two models would be on a card"
 
 
 def test_tokens_without_a_position_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:

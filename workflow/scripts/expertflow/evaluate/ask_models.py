@@ -95,10 +95,10 @@ def ask_models(inputs: GenerationInputs) -> GenerationRecord:
     questions = evaluator.choose_questions(held_out, n_selection_examples=n_selection)
     asked = questions.reported
     # Chosen before a model is run, like the others: too many bad references are an error.
-    trained = list(_questions_on_training(inputs, evaluator))
+    trained = list(evaluator.choose_trained())
     before, figures_before = evaluator.ask_model(None, asked), evaluator.run_harness(None)
     # All questions to the base model come first, so that it is loaded once.
-    published = _published(inputs, evaluator, questions.selection)
+    published = evaluator.choose_checkpoint(questions.selection)
     after = evaluator.ask_model(published.path, asked)
     recall = tuple(
         RecallAnswers(
@@ -109,11 +109,6 @@ def ask_models(inputs: GenerationInputs) -> GenerationRecord:
         for wording, reworded in trained
     )
     figures_after = evaluator.run_harness(published.path)
-    why_no_harness = lm_eval_hook.unavailable_reason()
-    if spec.lm_eval is None:
-        why_no_harness = "evaluation.lm_eval is not set"
-    elif why_no_harness is not None:
-        log.warning("evaluation.lm_eval: %s", why_no_harness)
     return GenerationRecord(
         expert=expert,
         spec=spec,
@@ -124,88 +119,33 @@ def ask_models(inputs: GenerationInputs) -> GenerationRecord:
         before=before,
         after=after,
         lm_eval=tuple(lm_eval_hook.pair_scores(figures_before, figures_after)),
-        lm_eval_unavailable=why_no_harness,
+        lm_eval_unavailable=evaluator.why_no_harness,
         wall_s=time.perf_counter() - start,
         recall=recall,
     )
 
 
-def _questions_on_training(
-    inputs: GenerationInputs, evaluator: "ModelEvaluator"
-) -> Iterator[tuple[str, list[EvalExample]]]:
-    """Yield each wording with the questions on what was trained."""
-    spec = inputs.spec
-    if evaluator.task is None or not spec.n_recall_examples:
-        return
-    changes = {"max_examples": spec.n_recall_examples, "n_selection_examples": 0}
-    documents = choose_recall(inputs.shards, inputs.keep, spec)
-    for wording in (QUESTION,) if spec.rephrase is None else (QUESTION, spec.rephrase):
-        reworded = [reword(document, wording) for document in documents]
-        yield wording, evaluator.choose_questions(reworded, **changes).reported
-
-
-def _published(
-    inputs: GenerationInputs, evaluator: "ModelEvaluator", selection: list[EvalExample]
-) -> Published:
-    training, expert = inputs.training, inputs.plan.expert
-    why = explain_no_choice(inputs.spec, training, len(selection), evaluator.unavailable_reason)
-    if why is not None:
-        log.info("%s: no choice among checkpoints: %s", expert, why)
-        return publish_trained(training, why, by_loss=inputs.plan.load_best_model_at_end)
-    scores = []
-    # Training measures with other batches, so a table must not mix its losses with these.
-    all_measured = all(one.held_out_loss is not None for one in training.candidates)
-    for candidate in order_candidates(training):
-        assert evaluator.task is not None, "a choice without a task"
-        if not all_measured:
-            # Training measured at other steps, and the weights are loaded anyway.
-            losses = evaluator.measure_losses(candidate.path)
-            mean = float(losses.nats_D.sum() / losses.n_targets_D.sum())
-            candidate = replace(candidate, held_out_loss=mean)
-        answers = evaluator.answer_questions(candidate.path, selection)
-        # Scored while the model is loaded: what is asked next depends on it.
-        judgments = judge_answers(evaluator.task, [one.example for one in selection], answers)
-        scores.append((candidate, summarize_judgments(evaluator.task.metric, judgments)))
-        log.info("step %d: %d of %d", candidate.step, scores[-1][1].n_correct, len(selection))
-    return choose_best(scores, len(selection))
-
-
-class Models:
-    """The base model (null) and the candidates, one at a time; callers must not keep references."""
-
-    def __init__(self, load: Callable[[Path | None], Any], checkpoint: Path) -> None:
-        self._load = load
-        self._checkpoint = checkpoint
-        self._loaded: tuple[Place, Any] | None = None
-
-    def get(self, place: Place) -> Any:
-        if self._loaded is None or self._loaded[0] != place:
-            # Release first: two models may not fit into memory.
-            self.release()
-            folder = None if place is None else self._checkpoint / place
-            log.info("loading %s", folder or "the base model")
-            self._loaded = place, self._load(folder)
-        return self._loaded[1]
-
-    def release(self) -> None:
-        self._loaded = None
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
 class ModelEvaluator:
-    """``task`` is null if nothing is scored; ``unavailable_reason`` is why, if it has a metric."""
+    """Asks the base model (null) and the candidates, one at a time.
+
+    ``task`` is null if nothing is scored; ``unavailable_reason`` is why, if it has a metric.
+    """
 
     def __init__(self, inputs: GenerationInputs) -> None:
         self.spec, self._inputs = inputs.spec, inputs
-        self.models = Models(inputs.load, inputs.checkpoint)
         self.codec = generate.PromptCodec(Engine(inputs.tokenizer), inputs.layout)
         self.task = make_task(self.spec)
         self.unavailable_reason = None if self.task is None else self.task.unavailable_reason()
         if (why := self.unavailable_reason) is not None:
             log.warning("%s: nothing is generated: %s", inputs.plan.expert, why)
             self.task = None
+        self.why_no_harness = lm_eval_hook.unavailable_reason()
+        if self.spec.lm_eval is None:
+            self.why_no_harness = "evaluation.lm_eval is not set"
+        elif self.why_no_harness is not None:
+            log.warning("evaluation.lm_eval: %s", self.why_no_harness)
         self._held_out = read_rows(inputs.rows / "held_out")
+        self._loaded: tuple[Place, Any] | None = None
         self._losses: dict[Place, DocumentLosses] = {}
 
     def choose_questions(self, documents: Iterable[Document], **changes: int) -> Questions:
@@ -214,11 +154,56 @@ class ModelEvaluator:
         spec, engine, layout = replace(self.spec, **changes), self.codec.engine, self.codec.layout
         return choose_questions(documents, spec, self.task, engine=engine, layout=layout)
 
+    def choose_trained(self) -> Iterator[tuple[str, list[EvalExample]]]:
+        """Yield each wording with the questions on what was trained."""
+        spec = self.spec
+        if self.task is None or not spec.n_recall_examples:
+            return
+        changes = {"max_examples": spec.n_recall_examples, "n_selection_examples": 0}
+        documents = choose_recall(self._inputs.shards, self._inputs.keep, spec)
+        for wording in (QUESTION,) if spec.rephrase is None else (QUESTION, spec.rephrase):
+            reworded = [reword(document, wording) for document in documents]
+            yield wording, self.choose_questions(reworded, **changes).reported
+
+    def choose_checkpoint(self, selection: list[EvalExample]) -> Published:
+        training, plan = self._inputs.training, self._inputs.plan
+        why = explain_no_choice(self.spec, training, len(selection), self.unavailable_reason)
+        if why is not None:
+            log.info("%s: no choice among checkpoints: %s", plan.expert, why)
+            return publish_trained(training, why, by_loss=plan.load_best_model_at_end)
+        assert self.task is not None, "a choice without a task"
+        scores = []
+        # Training measures with other batches, so a table must not mix its losses with these.
+        all_measured = all(one.held_out_loss is not None for one in training.candidates)
+        for candidate in order_candidates(training):
+            if not all_measured:
+                # Training measured at other steps, and the weights are loaded anyway.
+                losses = self.measure_losses(candidate.path)
+                mean = float(losses.nats_D.sum() / losses.n_targets_D.sum())
+                candidate = replace(candidate, held_out_loss=mean)
+            answers = self.answer_questions(candidate.path, selection)
+            # Scored while the model is loaded: what is asked next depends on it.
+            judgments = judge_answers(self.task, [one.example for one in selection], answers)
+            scores.append((candidate, summarize_judgments(self.task.metric, judgments)))
+            log.info("step %d: %d of %d", candidate.step, scores[-1][1].n_correct, len(selection))
+        return choose_best(scores, len(selection))
+
+    def load_model(self, place: Place) -> Any:
+        """Return a model, which callers must not keep: two may not fit into memory."""
+        if self._loaded is None or self._loaded[0] != place:
+            self._loaded = None
+            gc.collect()
+            torch.cuda.empty_cache()
+            folder = None if place is None else self._inputs.checkpoint / place
+            log.info("loading %s", folder or "the base model")
+            self._loaded = place, self._inputs.load(folder)
+        return self._loaded[1]
+
     def measure_losses(self, place: Place) -> DocumentLosses:
         if place not in self._losses:
             batch_size = self._inputs.plan.batch_size
             losses = document_losses(
-                self.models.get(place), self._held_out, micro_batch_size=batch_size
+                self.load_model(place), self._held_out, micro_batch_size=batch_size
             )
             if not np.isfinite(losses.nats_D).all():
                 who = "the base model" if place is None else "the trained model"
@@ -242,7 +227,7 @@ class ModelEvaluator:
         losses = self.measure_losses(place)
         log.info("%d questions", len(asked))
         likelihoods = log_likelihoods(
-            self.models.get(place),
+            self.load_model(place),
             [one.reference for one in asked],
             pad_id=self.codec.pad_id,
             batch_size=self.spec.batch_size,
@@ -258,17 +243,20 @@ class ModelEvaluator:
         )
 
     def run_harness(self, place: Place) -> lm_eval_hook.Figures:
-        spec = self.spec.lm_eval
-        if spec is None or lm_eval_hook.unavailable_reason() is not None:
+        spec, batch_size, tokenizer = (
+            self.spec.lm_eval,
+            self.spec.batch_size,
+            self._inputs.tokenizer,
+        )
+        if spec is None or self.why_no_harness is not None:
             return {}
-        model, tokenizer = self.models.get(place), self._inputs.tokenizer
-        batch_size = self.spec.batch_size
+        model = self.load_model(place)
         return lm_eval_hook.run_tasks(model, spec, tokenizer=tokenizer, batch_size=batch_size)
 
     def answer_questions(self, place: Place, asked: Sequence[EvalExample]) -> ModelAnswers:
         """Generate a model's answers, or choose them; loading the model is not timed."""
         assert self.task is not None, "a task without a scorer"
-        model, generates = self.models.get(place), not self.task.is_choice
+        model, generates = self.load_model(place), not self.task.is_choice
         start = time.perf_counter()
         if generates:
             prompts = [one.prompt_ids for one in asked]
