@@ -15,6 +15,8 @@ PRICE = 2.49
 def bill_of(inputs: ReportInputs) -> Bill:
     bill = build_bill(inputs)
     assert bill
+    jobs_s = sum(stage.wall_s for stage in bill.stages)
+    assert jobs_s + bill.between_jobs_s - bill.overlap_s == pytest.approx(bill.machine.wall_s)
     return bill
 
 

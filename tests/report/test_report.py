@@ -90,7 +90,6 @@ FAULTS = [
     ("data.trained_tokens", 86_400_001, "tokens add up to 86,400,000, not to 86,400,001"),
     (f"{TRAINING}.steps", 1_799, "epoch_summaries: steps add up to 1,800, not to 1,799"),
     ("data.useful_tokens", 43_200_001, "epoch_summaries[0].tokens: 43,200,000 in 900 of 900"),
-    ("bill.between_jobs_s", 60.0, "bill.machine: stages"),
     ("training_report.hardware.power_w", None, "hardware.power_w: null without a reason"),
     ("data.sources.1.license", None, "data.sources[1].license"),
     ("unavailable", {"model.revision": ""}, "unavailable"),

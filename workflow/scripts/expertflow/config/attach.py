@@ -19,23 +19,10 @@ from typing import Any
 import psutil
 from snakemake.persistence.file import FilePersistence  # type: ignore[import-untyped]
 
-from expertflow.config import run_lock
+from expertflow.config import guard, recovery, run_lock
 from expertflow.config.code_digest import SCRIPTS
 from expertflow.config.expert import RunContext, check_writable
-from expertflow.config.guard import (
-    describe_failures,
-    fail,
-    list_failed_logs,
-    note,
-    one_line,
-    set_environment,
-)
 from expertflow.config.read_yaml import Settings, read_yaml
-from expertflow.config.recovery import (
-    note_missing_files,
-    remove_corrupt_records,
-    use_sidecars,
-)
 from expertflow.config.workflow import Workflow
 
 # How a rule calls its script; a module's rule may have another name.
@@ -50,7 +37,7 @@ LOOKS = {
 _attached: list[Workflow] = []
 
 
-@one_line
+@guard.one_line
 def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     """Return the bridge between a Snakefile in ``basedir`` and ``run``, Snakemake's workflow."""
     # Not main: a job that Snakemake starts as a separate process, which reads this file, too.
@@ -59,7 +46,9 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     looks = only_looks(sys.argv[1:], dryrun=is_dry)
     paths = run.modifier.path_modifier
     if paths.prefix or paths.modifies_prefixes:
-        fail("results/ and state/ take no prefix; remove it from the module, and use --directory")
+        guard.fail(
+            "results/ and state/ take no prefix; remove it from the module, and use --directory"
+        )
     overrides = _read_overrides(run, config)
     if run.modifier.skip_configfile:
         config = {**read_yaml(basedir / "config" / "config.yaml"), **config}
@@ -68,8 +57,8 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
         read_yaml(Path(path))
     if main:
         check_writable(Path(".snakemake"))
-        remove_corrupt_records(Path("results"), looks=looks)
-        note_missing_files(Path("results"))
+        recovery.remove_corrupt_records(Path("results"), looks=looks)
+        recovery.note_missing_files(Path("results"))
     wf = Workflow(
         RunContext(
             config=config,
@@ -88,12 +77,12 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
         # Snakemake may have looked into the folder before the lock was written there.
         on_lock=lambda path: run.iocache.exists_local.__setitem__(path, True),
     )
-    set_environment(SCRIPTS, main=main)
+    guard.set_environment(SCRIPTS, main=main)
     if main:
         run_lock.sign_jobs()
         # To Snakemake, a resource that is undeclared, or 0, is unlimited.
         if not looks and not limit:
-            fail(
+            guard.fail(
                 "resource gpu is not limited, so any number of trainings could start at once; add"
                 " --resources gpu=1, or use the profiles next to the Snakefile"
             )
@@ -122,9 +111,9 @@ def _register_hooks(run: Any) -> None:
         return
     # If attached several times, a run would print everything as many times.
     run.has_hooks_of_expertflow = True
-    use_sidecars(run.persistence, stage_of)
+    recovery.use_sidecars(run.persistence, stage_of)
     if run.execution_settings is not None and run.execution_settings.no_hooks:
-        fail("--no-hooks would disable the locks on experts; run without it")
+        guard.fail("--no-hooks would disable the locks on experts; run without it")
     before, after, otherwise = run._onstart, run._onsuccess, run._onerror
 
     def start(log: Any) -> None:
@@ -143,7 +132,7 @@ def _register_hooks(run: Any) -> None:
         otherwise(log)
         # Read now, because Snakemake leaves the folder of the run; printed after its own last
         # message, which does not say what is wrong.
-        if message := describe_failures(list_failed_logs(run)):
+        if message := guard.describe_failures(guard.list_failed_logs(run)):
             atexit.register(print, message, file=sys.stderr)
 
     run.onstart(start)
@@ -168,14 +157,14 @@ def _name_experts_of_groups(plugin: Any) -> None:
 
 def _before_first_job(run: Any) -> None:
     if run.execution_settings.keep_incomplete:
-        fail(
+        guard.fail(
             "--keep-incomplete would record half-written outputs as complete; run without it:"
             " training resumes from state/ anyway"
         )
     slurm_run = None
     if run.executor_plugin.name == "slurm":
         if shutil.which("sbatch") is None:
-            fail(
+            guard.fail(
                 "profiles/slurm submits with sbatch, which is not found here; run Snakemake on a"
                 " login node of the cluster, or leave the profile out"
             )
@@ -214,7 +203,7 @@ def note_missing_table(settings: Any, basedir: Path) -> None:
         how = f"pip install --no-build-isolation {basedir}/workflow/logger"
     else:
         how = "add --logger expertflow, or logger: [expertflow] to your profile"
-    note(f"this dry run ends without hours and dollars; {how}")
+    guard.note(f"this dry run ends without hours and dollars; {how}")
 
 
 def reports_to_sum_up(

@@ -30,12 +30,6 @@ FOLDERS = (Path("config"), BASEDIR / "config")
 WORDS = {"true": True, "false": False, "null": None}
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
-# Settings of other trainers, by full key, and what to do instead.
-DROPPED = {
-    "training.dataloader_pin_memory": "batches are pinned wherever there is a card; remove it",
-    "training.deepspeed": "parallel: fsdp shards the model across the cards of world_size",
-}
-
 
 def former_names() -> dict[str, str]:
     """Map other trainers' names of settings to ours, which are relative to the same object."""
@@ -125,8 +119,7 @@ def _describe(error: ValidationError, meant: set[str]) -> Iterator[tuple[list[st
     if error.validator == "additionalProperties":
         for unknown, known in _unknown(error):
             key = ".".join(map(str, [*keys, unknown]))
-            hint = DROPPED.get(key) or _hint(unknown, known)
-            yield [*keys, unknown], f"unknown key {key!r}; {hint}"
+            yield [*keys, unknown], f"unknown key {key!r}; {_hint(unknown, known)}"
     elif error.validator == "required":
         for missing in (key for key in rule if key not in cast(Any, instance) and key not in meant):
             key = ".".join(map(str, [*keys, missing]))
@@ -243,6 +236,8 @@ def _meant(unknown: str, known: list[str]) -> str:
 
 
 def _hint(unknown: str, known: list[str]) -> str:
+    if why := read_table()["why"].get(unknown):
+        return f"{why}; remove it"
     new = former_names().get(unknown, "")
     if new.split(".")[0] in known:
         return f"it is called {new!r} here (docs/migration.md)"

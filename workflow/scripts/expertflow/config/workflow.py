@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from snakemake.io import ancient, directory  # type: ignore[import-untyped]
 
 from expertflow.chain import CHAIN, STAGES, expand_path
+from expertflow.config import machine
 from expertflow.config.ablations import variant_spec
 from expertflow.config.code_digest import parsed_modules
 from expertflow.config.expert import ConfiguredExpert, RunContext
@@ -22,14 +23,6 @@ from expertflow.config.forecast import Forecaster
 from expertflow.config.forecast_jobs import JobForecaster
 from expertflow.config.guard import note, one_line
 from expertflow.config.load import load_config
-from expertflow.config.machine import (
-    check_machine,
-    count_allowed_gpus,
-    count_nodes,
-    count_threads,
-    export_memory_mb,
-    runtime_minutes,
-)
 from expertflow.config.specs import code_of, spec_text
 from expertflow.core.attempts import ATTEMPT, CARDS, LOG
 from expertflow.core.errors import ConfigError
@@ -306,23 +299,23 @@ class Workflow:
 
     def n_gpus(self, wildcards: Any) -> int:
         limit = self._run.gpu_limit if self._run.main else None
-        return count_allowed_gpus(self._expert(wildcards).training, limit)
+        return machine.count_allowed_gpus(self._expert(wildcards).training, limit)
 
     def n_nodes(self, wildcards: Any) -> int | None:
         """Count the machines that train together; null, not a resource, for one."""
-        return count_nodes(self._expert(wildcards).training)
+        return machine.count_nodes(self._expert(wildcards).training)
 
     def threads(self, wildcards: Any) -> int:
         """Count the cores of a job that trains or answers."""
-        return count_threads(self._expert(wildcards))
+        return machine.count_threads(self._expert(wildcards))
 
     def minutes(self, wildcards: Any) -> int:
         """Return how long a cluster should let a training run; nothing else reads it."""
-        return runtime_minutes(wildcards.expert)
+        return machine.runtime_minutes(wildcards.expert)
 
     def export_memory(self, wildcards: Any) -> int:
         """Return the memory that a cluster should give an export; nothing else reads it."""
-        return export_memory_mb(wildcards.expert)
+        return machine.export_memory_mb(wildcards.expert)
 
     def forecast(self, rule: str) -> InputFunction:
         """Return an input function for what a dry run's table shows of a job."""
@@ -361,7 +354,7 @@ class Workflow:
         @cache
         def check(name: str) -> None:
             expert = self._expert(SimpleNamespace(expert=name))
-            check_machine(expert, rule)
+            machine.check_machine(expert, rule)
             if rule == "train_expert":
                 self._note_forecast(expert)
 
