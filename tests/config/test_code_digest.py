@@ -55,19 +55,26 @@ def test_members_of_a_folder_count_as_imports(scripts: Path) -> None:
 def test_other_files_that_a_script_reads_count(
     scripts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = scripts.parent / "page.css"
+    page = scripts / "expertflow" / "pages" / "page.css"
+    page.parent.mkdir()
     page.write_text("a {}")
-    monkeypatch.setitem(RESOURCES, "job", ("page.css",))
+    monkeypatch.setitem(RESOURCES, "b.py", "pages/*")
     first = rule_digest("job", scripts)
     page.write_text("b {}")
     assert len(first) == 16 and rule_digest("job", scripts) != first
 
 
 def test_every_template_belongs_to_a_rule_and_other_code_is_named() -> None:
-    named = {SCRIPTS.parent / name for names in RESOURCES.values() for name in names}
-    templates = {p for p in (SCRIPTS / "expertflow").rglob("*.*") if p.suffix in (".j2", ".css")}
-    assert named == templates
-    assert all((SCRIPTS / f"{rule}.py").is_file() for rule in RESOURCES)
+    library = SCRIPTS / "expertflow"
+    named = {path for name in RESOURCES.values() for path in library.glob(name)}
+    assert named == {path for path in library.rglob("*.*") if path.suffix in (".j2", ".css")}
+    readers = {"export_model": "export/card.py"}
+    readers |= dict.fromkeys(
+        ("build_report", "ablate_expert", "compare_experts"), "report/sheet.py"
+    )
+    for rule, module in readers.items():
+        assert module in RESOURCES
+        assert library / module in list_imports(SCRIPTS / f"{rule}.py", SCRIPTS)
     here = {name: rule_digest(name) for name in ("pack_sequences", "generator arithmetic")}
     assert len(set(here.values())) == 2 and not other_code(here)
     made_by = {**here, "plan_training": "of before", "generator gone": "0", "gone": "0"}

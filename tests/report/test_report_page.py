@@ -17,7 +17,6 @@ from expertflow.report.ablation_page import render_ablation
 from expertflow.report.build import build_report
 from expertflow.report.build_run import REFERENCE_BANDS
 from expertflow.report.charts import drawing as charts
-from expertflow.report.charts import series
 from expertflow.report.charts.frame import _themed, time_unit
 from expertflow.report.measured import restore, to_plain
 from expertflow.report.page import render_page
@@ -221,17 +220,17 @@ def test_cuts_are_counted_not_guessed() -> None:
 
 def test_series_keep_extremes_and_clocks() -> None:
     x = pd.Series(range(10_000))
-    points = series.envelope(x, x % 7, n_bins=100)
+    points = charts.envelope(x, x % 7, n_bins=100)
     assert len(points) == 100
     assert points["low"].min() == 0 and points["high"].max() == 6
     assert points["y"].between(points["low"], points["high"]).all()
     # Steps between kept lines do not lower the speed.
-    rates = series.tokens_per_s(series.make_table(StepRecord, GPU.inputs.steps[::10]))["y"]
+    rates = charts.tokens_per_s(charts.make_table(StepRecord, GPU.inputs.steps[::10]))["y"]
     assert rates.min() == pytest.approx(TOKENS_PER_STEP / STEP_S, rel=0.06)
     first, second, third, *_ = CPU.inputs.steps
-    resumed = series.make_table(StepRecord, [first, second, replace(third, elapsed_s=1.0)])
-    assert series.durations_s(resumed).iloc[-1] == third.step_s
+    resumed = charts.make_table(StepRecord, [first, second, replace(third, elapsed_s=1.0)])
+    assert charts.durations_s(resumed).iloc[-1] == third.step_s
     # An evaluation before training comes first.
     evaluation = replace(CPU.inputs.training.eval_points[0], step=0)
-    ((_, end_s),) = series.evaluation_spans(CPU.inputs.steps, [evaluation])
+    ((_, end_s),) = charts.evaluation_spans(CPU.inputs.steps, [evaluation])
     assert end_s == pytest.approx(first.elapsed_s - first.step_s)

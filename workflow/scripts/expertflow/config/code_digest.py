@@ -25,37 +25,24 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 GENERATORS = "expertflow.data.sources.generated"
 # Prefix of a generator's name among rules.
 GENERATOR = "generator "
-
-
-def _templates(*names: str) -> tuple[str, ...]:
-    folder = "scripts/expertflow/report/templates"
-    return (*(f"{folder}/{name}.html.j2" for name in names), f"{folder}/style.css")
-
-
-# Files that a script reads besides its imports: a change in them is a change of its code.
-PAGE = (
-    "page", "macros", "bill", "evaluation", "answers", "comparison", "ablation_parts", "profile",
-)  # fmt: skip
-RESOURCES = {
-    "export_model": ("scripts/expertflow/export/card.md.j2",),
-    "build_report": _templates(*PAGE),
-    "ablate_expert": _templates("ablation", "ablation_parts", "macros"),
-    "compare_experts": _templates("index"),
-}
+# Files that a module reads besides its imports: a change in them is a change of its code.
+RESOURCES = {"export/card.py": "export/*.j2", "report/sheet.py": "report/templates/*"}
 
 
 def rule_digest(rule: str, scripts: Path = SCRIPTS) -> str:
-    """Digest a rule's script, all project modules it imports, and its resources byte by byte.
+    """Digest a rule's script, all project modules it imports, and their resources byte by byte.
 
     ``GENERATOR`` plus a name means a generator; FileNotFoundError if there is none.
     """
-    digest = hashlib.sha256()
-    # In a fixed order, because a digest depends on it.
-    for path in sorted(scripts.parent / name for name in RESOURCES.get(rule, ())):
-        digest.update(path.read_bytes())
+    digest, library = hashlib.sha256(), scripts / PACKAGE
     folder = scripts.joinpath(*GENERATORS.split(".")) if rule.startswith(GENERATOR) else scripts
     script = folder / f"{rule.removeprefix(GENERATOR)}.py"
-    for path in sorted(list_imports(script, scripts)):
+    modules = list_imports(script, scripts)
+    resources = [name for module, name in RESOURCES.items() if library / module in modules]
+    # In a fixed order, because a digest depends on it.
+    for path in sorted(path for name in resources for path in library.glob(name)):
+        digest.update(path.read_bytes())
+    for path in sorted(modules):
         place, (code, _) = path.relative_to(scripts).as_posix(), _read_module(path)
         digest.update(f"{place}\n{code}\n".encode())
     parsed_modules.save()

@@ -1,6 +1,8 @@
 """Draw the report's charts: Vega-Altair specifications, rendered to SVG.
 
-Only the modules of this package import altair and vl-convert: they take a second to load.
+Only the modules of this package import altair and vl-convert: they take a second to load. Points
+are a table of x, y, low and high, ordered by x; long series are thinned out to a few hundred bins,
+with the spread inside each.
 """
 
 import math
@@ -8,31 +10,34 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
+import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from expertflow.hardware.records import GpuSample
 from expertflow.report import format as f
 from expertflow.report.bill import join_intervals
 from expertflow.report.charts import frame as fr
-from expertflow.report.charts import series
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.records import Interval
 from expertflow.report.run_records import ReferenceBand
 from expertflow.tokens.records import PackingRecord
-from expertflow.train.records import StepRecord
+from expertflow.train.records import EvalPoint, StepRecord
 
 GB = 1e-9
 LENGTHS_TO_JUDGE = (1536, 2048)  # where the setups that this replaces cut documents
 LEAST_BAND_PX = 2  # a pause of two seconds in an hour still shows
 LINE_PX = 15
+N_BINS = 180
 CENTER = 0.45  # labels right of it run to the left
 
 
 def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
     if not inputs.steps:
         return None
-    table = series.make_table(StepRecord, inputs.steps)
-    train = series.envelope(table["step"], table["loss"])
+    table = make_table(StepRecord, inputs.steps)
+    train = envelope(table["step"], table["loss"])
     begin, end = train.iloc[0], train.iloc[-1]
     held_out = [{"x": point.step, "y": point.loss} for point in inputs.training.eval_points]
     last_step = inputs.steps[-1].step
@@ -88,7 +93,7 @@ def timeline_charts(inputs: ReportInputs, bands: Sequence[ReferenceBand]) -> lis
     """Draw each quantity that was read over the run's time, with saves and evaluations marked."""
     panels = [panel for panel in list_panels(inputs) if len(panel.points)]
     saves = [(p.elapsed_s, p.elapsed_s + p.save_s) for p in inputs.training.save_points]
-    evaluations = series.evaluation_spans(inputs.steps, inputs.training.eval_points)
+    evaluations = evaluation_spans(inputs.steps, inputs.training.eval_points)
     ends_s = [
         *(panel.points["x"].iloc[-1] for panel in panels),
         *(e for _, e in (*saves, *evaluations)),
@@ -106,16 +111,16 @@ def timeline_charts(inputs: ReportInputs, bands: Sequence[ReferenceBand]) -> lis
 
 
 def list_panels(inputs: ReportInputs) -> list[Panel]:
-    monitor, samples = inputs.monitor, series.make_table(GpuSample, inputs.samples)
+    monitor, samples = inputs.monitor, make_table(GpuSample, inputs.samples)
     total_gb = None if monitor.memory_total_bytes is None else monitor.memory_total_bytes * GB
     slow_c = (monitor.temperature_limits_c or {}).get("slowdown")
 
     def read(field: str, scale: float = 1.0) -> pd.DataFrame:
-        return series.envelope(samples["elapsed_s"], samples[field].astype(float) * scale)
+        return envelope(samples["elapsed_s"], samples[field].astype(float) * scale)
 
     return [
         Panel("useful_tokens_per_s", "Useful tokens per second", "tok/s", fr.BLUE,
-              series.tokens_per_s(series.make_table(StepRecord, inputs.steps))),
+              tokens_per_s(make_table(StepRecord, inputs.steps))),
         Panel("tensor_active_percent", "Tensor cores active", "%", fr.GREEN,
               read("tensor_active_percent"), top=100.0),
         Panel("sm_active_percent", "SMs active", "%", fr.GREEN, read("sm_active_percent"),
@@ -302,4 +307,61 @@ def _dozens(end: float, n_max: int) -> list[float]:
 
 def _fitting(points: pd.DataFrame, form: fr.ScreenForm) -> pd.DataFrame:
     """Return half as many bins for a phone."""
-    return series.join_points(points, -(-len(points) // 2)) if form is fr.NARROW else points
+    return join_points(points, -(-len(points) // 2)) if form is fr.NARROW else points
+
+
+def make_table(cls: type[Struct], records: Sequence[Struct]) -> pd.DataFrame:
+    """Return records as a table with a column for each field."""
+    # Columns are named, so that a table of no records still has them.
+    rows = [asdict(record) for record in records]
+    return pd.DataFrame.from_records(rows, columns=cls.__struct_fields__)
+
+
+def envelope(x: pd.Series, y: pd.Series, n_bins: int = N_BINS) -> pd.DataFrame:
+    """Reduce a series, ordered by x, to ``n_bins`` points of equal counts; nulls are left out."""
+    points = pd.DataFrame({"x": x, "y": y, "low": y, "high": y}, dtype=float).dropna()
+    return join_points(points, n_bins)
+
+
+def join_points(points: pd.DataFrame, n_bins: int) -> pd.DataFrame:
+    how = {"x": "mean", "y": "mean", "low": "min", "high": "max"}
+    return points.groupby(_bins(points, n_bins)).agg(how)
+
+
+def tokens_per_s(steps: pd.DataFrame) -> pd.DataFrame:
+    # Tokens of a bin over its seconds: a mean of speeds would underweight slow steps.
+    parts = steps.assign(took_s=durations_s(steps)).groupby(_bins(steps, N_BINS))
+    seconds, clock = parts["took_s"].sum(), parts["elapsed_s"]
+    points = pd.DataFrame({"x": (clock.first() + clock.last()) / 2})
+    points["y"] = points["low"] = points["high"] = parts["n_tokens"].sum() / seconds
+    # A bin that took no measurable time has no speed.
+    return points[seconds > 0]
+
+
+def durations_s(steps: pd.DataFrame) -> pd.Series:
+    """Return the time from the end of one step to the end of the next, pauses included.
+
+    If the step before is not on record (the first one, or a run that keeps one line per log
+    interval), or a resumed run set its clock back, the step's own time is all that is known.
+    """
+    gap_s = steps["elapsed_s"].diff()
+    return gap_s.where((steps["step"].diff() == 1) & (gap_s > 0), steps["step_s"])
+
+
+def evaluation_spans(steps: Sequence[StepRecord], points: Sequence[EvalPoint]) -> list[Interval]:
+    end_s = {step.step: step.elapsed_s for step in steps}
+    if steps and steps[0].step == 1:
+        before_s = sum(point.eval_s for point in points if point.step == 0)
+        # The evaluation before training ends where the first step begins.
+        end_s[0] = steps[0].elapsed_s - steps[0].step_s - before_s
+    return [
+        (end_s[point.step], end_s[point.step] + point.eval_s)
+        for point in points
+        if point.step in end_s
+    ]
+
+
+def _bins(table: pd.DataFrame, n_bins: int) -> np.ndarray:
+    """Return the number of each row's bin."""
+    # 7 rows, 3 bins -> 3 rows each: 0 0 0 1 1 1 2
+    return np.arange(len(table)) // max(1, -(-len(table) // max(1, n_bins)))
