@@ -5,6 +5,7 @@ two variants then distorts no step, and the steps of a ladder multiply to the to
 """
 
 import math
+from typing import Any
 
 from expertflow.core.records import Record
 from expertflow.report import format as f
@@ -37,10 +38,6 @@ class Ladder(Record, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     start: Step
     whole: Estimate
-
-    @property
-    def missing(self) -> tuple[Step, ...]:
-        return tuple(step for step in self.steps if step.tokens_per_s is None)
 
 
 def single_changes(record: AblationRecord) -> tuple[Bar, ...]:
@@ -84,43 +81,32 @@ def find_telling_ladder(record: AblationRecord) -> Ladder | None:
 
 
 def _ladder(rungs: list[Bar], plan_tokens_per_s: float) -> Ladder:
-    steps, known = [], [ratio for bar in rungs if (ratio := rung_ratio(bar))]
+    known = [ratio for bar in rungs if (ratio := rung_ratio(bar))]
     last: Estimate | None = None
-    for bar in rungs:
-        steps.append(_step(bar, last, plan_tokens_per_s))
-        # A rung that was not measured is left out: the next one follows the one before it.
-        last = rung_ratio(bar) or last
-    steps.append(
-        Step(
-            label="the plan",
-            tokens_per_s=plan_tokens_per_s,
-            before=plan_tokens_per_s * known[-1].value,
-            factor=None if known[-1] is IS_ONE else IS_ONE.divide_by(known[-1]),
-            is_plan=True,
+
+    def make_step(label: str, ratio: Estimate | None, **more: Any) -> Step:
+        # The plan against itself has no interval to draw.
+        spread = None if ratio is IS_ONE else ratio
+        return Step(
+            label=label,
+            tokens_per_s=plan_tokens_per_s * ratio.value if ratio else None,
+            low=plan_tokens_per_s * spread.low if spread else None,
+            high=plan_tokens_per_s * spread.high if spread else None,
+            before=plan_tokens_per_s * last.value if last else None,
+            # None without a change: the plan repeated, or a rung that runs like the one before.
+            factor=ratio.divide_by(last) if ratio and last and ratio != last else None,
+            **more,
         )
-    )
+
+    steps = []
+    for bar in rungs:
+        ratio = rung_ratio(bar)
+        steps.append(make_step(bar.label, ratio, outcome=bar.outcome, reason=bar.reason))
+        # A rung that was not measured is left out: the next one follows the one before it.
+        last = ratio or last
+    steps.append(make_step("the plan", IS_ONE, is_plan=True))
     start = next(step for step in steps if step.tokens_per_s is not None)
-    whole = IS_ONE.divide_by(known[0])
-    return Ladder(steps=tuple(steps), start=start, whole=whole)
-
-
-def _step(bar: Bar, before: Estimate | None, plan_tokens_per_s: float) -> Step:
-    ratio, factor = rung_ratio(bar), None
-    # No change: the plan repeated, or a rung that runs exactly like the one before.
-    if ratio is not None and before is not None and ratio != before:
-        factor = ratio.divide_by(before)
-    # The plan against itself has no interval to draw.
-    spread = None if ratio is IS_ONE else ratio
-    return Step(
-        label=bar.label,
-        tokens_per_s=plan_tokens_per_s * ratio.value if ratio else None,
-        low=plan_tokens_per_s * spread.low if spread else None,
-        high=plan_tokens_per_s * spread.high if spread else None,
-        before=plan_tokens_per_s * before.value if before else None,
-        factor=factor,
-        outcome=bar.outcome,
-        reason=bar.reason,
-    )
+    return Ladder(steps=tuple(steps), start=start, whole=IS_ONE.divide_by(known[0]))
 
 
 def format_interval(ratio: Estimate) -> str:

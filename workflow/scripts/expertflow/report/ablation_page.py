@@ -77,7 +77,7 @@ def show_comparison(record: AblationRecord) -> dict[str, object]:
         "claims": record.claims,
         "counts": count_verdicts(record),
         "waterfalls": [waterfall_chart(ladder) for ladder in ladders],
-        "missing_rungs": [step for ladder in ladders for step in ladder.missing],
+        "missing_rungs": [s for ladder in ladders for s in ladder.steps if s.tokens_per_s is None],
         "no_ladder": no_ladder,
     }
 
