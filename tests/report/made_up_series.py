@@ -4,7 +4,6 @@ import math
 import random
 from typing import Any
 
-from expertflow.core.records import to_json
 from expertflow.hardware import records as h
 from expertflow.train.profiler import NOT_ASKED
 from expertflow.train.records import Kernel, KernelProfile, StepRecord
@@ -75,24 +74,23 @@ def make_monitor() -> h.MonitorRecord:
 
 def make_machine() -> dict[str, Any]:
     """Describe the rented machine as in its preflight."""
-    card = h.GpuSeen(
-        index=0, name=GPU, listed_as="H100 SXM", memory_total_bytes=80_000_000_000,
-        memory_free_bytes=79_400_000_000, compute_capability="9.0", supports_bf16=True,
-        supports_tf32=True, power_limit_w=700.0, unavailable={},
-    )  # fmt: skip
-    disk = h.ScratchFacts(
-        path="/scratch", asked_by="config", file_system="ext4",
-        free_bytes=900_000_000_000,
-        read_bytes_per_s=2.9e9, read_method="256 MiB, past the page cache",
-    )  # fmt: skip
-    facts = h.MachineFacts(
-        cpu_model="Intel Xeon Platinum 8480+", n_cpus_physical=56, n_cpus_logical=112,
-        n_cpus_affinity=112, cpu_quota_cpus=8.0, n_cpus_usable=8, ram_total_bytes=1_080_000_000_000,
-        ram_limit_bytes=240_000_000_000, ram_usable_bytes=240_000_000_000, driver="580.65",
-        gpus=(card,), scratch=(disk,), simulated=True, unavailable={},
-    )  # fmt: skip
-    made: dict[str, Any] = to_json(facts)
-    return made
+    card = {
+        "index": 0, "name": GPU, "listed_as": "H100 SXM", "memory_total_bytes": 80_000_000_000,
+        "memory_free_bytes": 79_400_000_000, "compute_capability": "9.0", "supports_bf16": True,
+        "supports_tf32": True, "power_limit_w": 700.0, "unavailable": {},
+    }  # fmt: skip
+    disk = {
+        "path": "/scratch", "asked_by": "config", "file_system": "ext4",
+        "free_bytes": 900_000_000_000,
+        "read_bytes_per_s": 2.9e9, "read_method": "256 MiB, past the page cache",
+    }  # fmt: skip
+    return {
+        "cpu_model": "Intel Xeon Platinum 8480+", "n_cpus_physical": 56, "n_cpus_logical": 112,
+        "n_cpus_affinity": 112, "cpu_quota_cpus": 8.0, "n_cpus_usable": 8,
+        "ram_total_bytes": 1_080_000_000_000, "ram_limit_bytes": 240_000_000_000,
+        "ram_usable_bytes": 240_000_000_000, "driver": "580.65", "gpus": [card],
+        "scratch": [disk], "simulated": True, "unavailable": {}, "remarks": [],
+    }  # fmt: skip
 
 
 def make_gpu_samples() -> tuple[h.GpuSample, ...]:

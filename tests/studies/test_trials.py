@@ -394,10 +394,10 @@ def test_a_calibration_on_another_card_than_planned_is_rejected(
         expert="tiny", spec=support.plan_spec(), packing=tiny / "packing.json", code="c",
         model=tiny / "model.json", rows=tiny / "packed", scratch=tmp_path / "s",
     )  # fmt: skip
-    seen = SimpleNamespace(gpus=(SimpleNamespace(name="NVIDIA GeForce RTX 2060"),))
-    monkeypatch.setattr(plan_expert, "probe_machine", lambda **_: seen)
+    seen = {"name": "NVIDIA GeForce RTX 2060"}
+    monkeypatch.setattr(plan_expert, "probe_machine", lambda: {"gpus": [seen]})
     with pytest.raises(HardwareError, match=r"for H100 SXM, but this machine has NVIDIA GeForce"):
         calibration.calibrate(job)
-    seen.gpus[0].name = "NVIDIA H100 80GB HBM3"
+    seen["name"] = "NVIDIA H100 80GB HBM3"
     monkeypatch.setattr(calibration, "run_job", lambda _: False)
     assert calibration.calibrate(job) is None

@@ -12,7 +12,7 @@ import yaml
 
 from expertflow.config.read_yaml import read_yaml
 from expertflow.core import cli
-from expertflow.core.records import to_json, write_record
+from expertflow.core.records import write_record
 from expertflow.hardware.probe import probe_machine
 
 TABLE = Path(__file__).resolve().parents[2] / "config" / "hardware" / "gpus.yaml"
@@ -27,7 +27,7 @@ def main() -> None:
     machine = probe_machine(table=read_yaml(args.gpus)["gpus"], measure_disks=args.measure_disks)
     if args.output is not None:
         write_record(args.output, machine)
-    print(yaml.safe_dump(to_json(machine), sort_keys=False), end="")
+    print(yaml.safe_dump(machine, sort_keys=False), end="")
 
 
 if __name__ == "__main__":

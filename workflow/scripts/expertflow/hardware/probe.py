@@ -16,10 +16,11 @@ import psutil
 
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
+from expertflow.core.records import to_json
 from expertflow.hardware.disk import describe_places, list_candidates
 from expertflow.hardware.gpu_table import CardRow, describe_unlisted, find_row, gpu_by_name
 from expertflow.hardware.nvml import HIDDEN, NO_DRIVER, Device, open_gpus
-from expertflow.hardware.records import GpuFacts, GpuSeen, MachineFacts
+from expertflow.hardware.records import GpuFacts
 
 log = logging.getLogger(__name__)
 # Tensor cores support bf16 and TF32 from this compute capability (CUDA documentation).
@@ -131,35 +132,40 @@ def cpu_flops_per_s(width: int = 768, n_products: int = 3) -> float:
     return 2 * width**3 / fastest_s
 
 
-def probe_machine(*, table: Sequence[CardRow], measure_disks: bool = False) -> MachineFacts:
+def probe_machine(*, table: Sequence[CardRow] = (), measure_disks: bool = False) -> dict[str, Any]:
+    """Describe a machine as a job may use it, as JSON.
+
+    ``*_usable`` are within affinity and the cgroup's limits. ``unavailable`` maps a null figure to
+    its reason, and ``gpus`` to the reason for none.
+    """
     lines = _read(Path("/proc/cpuinfo")).split("\n")
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     (limit, _), total = memory_limits(), psutil.virtual_memory().total
-    known: dict[str, Any] = {
+    machine: dict[str, Any] = {
         "cpu_model": next(named, None),
-        "cpu_quota_cpus": cpu_quota(),
-        "ram_limit_bytes": limit,
         "n_cpus_physical": psutil.cpu_count(logical=False),
+        "n_cpus_logical": psutil.cpu_count() or 1,
+        "n_cpus_affinity": len(os.sched_getaffinity(0)),
+        "cpu_quota_cpus": cpu_quota(),
+        "n_cpus_usable": usable_cpus(),
+        "ram_total_bytes": total,
+        "ram_limit_bytes": limit,
+        "ram_usable_bytes": total if limit is None else min(total, limit),
     }
-    unavailable = {name: WHY_NULL[name] for name, value in known.items() if value is None}
+    unavailable = {name: why for name, why in WHY_NULL.items() if machine[name] is None}
     with open_gpus() as gpus:
-        seen = tuple(_describe_gpu(device, table) for device in gpus.devices)
+        seen = [_describe_gpu(device, table) for device in gpus.devices]
         if not seen:
             unavailable |= dict.fromkeys(("gpus", "driver"), gpus.reason or "no GPU")
-    return MachineFacts(
-        **known,
-        n_cpus_logical=psutil.cpu_count() or 1,
-        n_cpus_affinity=len(os.sched_getaffinity(0)),
-        n_cpus_usable=usable_cpus(),
-        ram_total_bytes=total,
-        ram_usable_bytes=total if limit is None else min(total, limit),
-        driver=gpus.driver,
-        gpus=seen,
-        scratch=describe_places(list_candidates(os.environ), measure=measure_disks),
-        simulated=gpus.simulated,
-        unavailable=unavailable,
-        remarks=gpus.remarks,
-    )
+    return {
+        **machine,
+        "driver": gpus.driver,
+        "gpus": seen,
+        "scratch": to_json(describe_places(list_candidates(os.environ), measure=measure_disks)),
+        "simulated": gpus.simulated,
+        "unavailable": unavailable,
+        "remarks": list(gpus.remarks),
+    }
 
 
 def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
@@ -179,10 +185,11 @@ def least_free_gpu_memory(n_gpus: int) -> tuple[int, str] | None:
         return n_bytes, f"GPU {device.index} has {gb(n_bytes)} free; {holders}"
 
 
-def _describe_gpu(device: Device, table: Sequence[CardRow]) -> GpuSeen:
-    names = ("gpu_name", "memory_total_bytes", "memory_free_bytes", "compute_capability")
-    known, unavailable = device.read_figures(*names, "power_limit_w")
-    name, capability = known.pop("gpu_name"), known["compute_capability"]
+def _describe_gpu(device: Device, table: Sequence[CardRow]) -> dict[str, Any]:
+    """Describe a card; ``listed_as`` is its name in the table, null if its peaks are unknown."""
+    names = ("memory_total_bytes", "memory_free_bytes", "compute_capability", "power_limit_w")
+    known, unavailable = device.read_figures("gpu_name", *names)
+    name, capability = known["gpu_name"], known["compute_capability"]
     row = None if name is None else find_row(name, table)
     if "gpu_name" in unavailable:
         unavailable["name"] = unavailable.pop("gpu_name")
@@ -190,15 +197,18 @@ def _describe_gpu(device: Device, table: Sequence[CardRow]) -> GpuSeen:
     if modern is None:
         same = ("supports_bf16", "supports_tf32")
         unavailable |= dict.fromkeys(same, unavailable["compute_capability"])
-    return GpuSeen(
-        index=device.index,
-        name=name,
-        listed_as=None if row is None else row["name"],
-        supports_bf16=modern,
-        supports_tf32=modern,
-        unavailable=unavailable,
-        **known,
-    )
+    return {
+        "index": device.index,
+        "name": name,
+        "listed_as": None if row is None else row["name"],
+        "memory_total_bytes": known["memory_total_bytes"],
+        "memory_free_bytes": known["memory_free_bytes"],
+        "compute_capability": capability,
+        "supports_bf16": modern,
+        "supports_tf32": modern,
+        "power_limit_w": known["power_limit_w"],
+        "unavailable": unavailable,
+    }
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

@@ -129,24 +129,6 @@ class MonitorRecord(Card, frozen=True, kw_only=True):
     epoch_s: float | None = None
 
 
-class GpuSeen(Record, frozen=True, kw_only=True):
-    """A card as its driver describes it. ``index`` is NVML's, in the order of the bus.
-
-    ``listed_as`` is its name in config/hardware/gpus.yaml, null if its peaks are unknown.
-    """
-
-    index: int
-    name: str | None
-    listed_as: str | None
-    memory_total_bytes: int | None
-    memory_free_bytes: int | None
-    compute_capability: str | None
-    supports_bf16: bool | None
-    supports_tf32: bool | None
-    power_limit_w: float | None
-    unavailable: dict[str, str]
-
-
 class ScratchFacts(Record, frozen=True, kw_only=True):
     """A place for a copy of the rows; ``read_method``: how its speed was measured, or why not."""
 
@@ -161,26 +143,3 @@ class ScratchFacts(Record, frozen=True, kw_only=True):
 def name_processors(n_usable: int, model: str | None) -> str:
     """Name a machine by its processors, so that records of the same machine can be matched."""
     return f"{n_usable} processors, {model or 'unnamed'}"
-
-
-class MachineFacts(Record, frozen=True, kw_only=True):
-    """A machine as a job may use it: ``*_usable`` within affinity and the cgroup's limits.
-
-    ``unavailable`` maps a null figure to its reason, and ``gpus`` to the reason for none.
-    """
-
-    cpu_model: str | None
-    n_cpus_physical: int | None
-    n_cpus_logical: int
-    n_cpus_affinity: int
-    cpu_quota_cpus: float | None
-    n_cpus_usable: int
-    ram_total_bytes: int
-    ram_limit_bytes: int | None
-    ram_usable_bytes: int
-    driver: str | None
-    gpus: tuple[GpuSeen, ...]
-    scratch: tuple[ScratchFacts, ...]
-    simulated: bool
-    unavailable: dict[str, str]
-    remarks: tuple[str, ...] = ()

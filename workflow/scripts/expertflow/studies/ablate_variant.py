@@ -32,14 +32,14 @@ PACKAGES = ("torch", "transformers", "peft", "accelerate")
 def ablate_variant(job: VariantJob) -> VariantRecord:
     """Measure one variant; raise TrainingError if the plan itself cannot run."""
     measure = {"tokens_per_s": _speed, "hours": _hours, "read_speed": _read_speed}
-    planned, here = read_record(TrainPlan, job.plan), probe_machine(table=[])
+    planned, here = read_record(TrainPlan, job.plan), probe_machine()
     blank = VariantRecord(
         expert=planned.expert,
         variant=job.spec.variant,
         outcome="not measurable",
         hardware=planned.hardware,
         plan_sha256=sha256_file(job.plan),
-        machine=name_processors(here.n_cpus_usable, here.cpu_model),
+        machine=name_processors(here["n_cpus_usable"], here["cpu_model"]),
         versions={name: importlib.metadata.version(name) for name in PACKAGES},
     )
     facts = read_part(ModelFacts, job.model, "facts")

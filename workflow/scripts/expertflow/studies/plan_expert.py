@@ -82,11 +82,11 @@ def draft_plan(inputs: PlanInputs) -> PlanDraft:
 
 
 def cpu_name(gpu: GpuFacts | None) -> str | None:
-    return None if gpu is not None else probe_machine(table=[]).cpu_model
+    return None if gpu is not None else probe_machine()["cpu_model"]
 
 
 def card_names() -> list[str | None]:
-    return [card.name for card in probe_machine(table=[]).gpus]
+    return [card["name"] for card in probe_machine()["gpus"]]
 
 
 def check_card(gpu: GpuFacts, name: str | None, *, study: str, verb: str) -> None:

@@ -37,13 +37,13 @@ Run = Callable[[TunedSettings, float | None], TrialResult]
 def find_choices(draft: PlanDraft, plan: TrainPlan) -> dict[str, Any]:
     """Return the arguments of a ``Search`` that say what to choose among."""
     default, free = settings_of(plan), free_settings(draft.spec)
-    is_packed, machine = draft.packing.packing != "none", probe_machine(table=[])
-    n_cpus, total = machine.n_cpus_usable, draft.memory_total_bytes
+    is_packed, machine = draft.packing.packing != "none", probe_machine()
+    n_cpus, total = machine["n_cpus_usable"], draft.memory_total_bytes
     threads, workers = set[int](), list[int]()
     if draft.gpu is None and name_of(Training.n_threads) in free:
         # Powers of two up to the usable threads, that number, and the physical cores.
         threads = {1 << i for i in range(n_cpus.bit_length()) if 1 << i <= n_cpus}
-        threads |= {n_cpus, min(machine.n_cpus_physical or n_cpus, n_cpus)}
+        threads |= {n_cpus, min(machine["n_cpus_physical"] or n_cpus, n_cpus)}
     if name_of(Training.loader) in free and not is_packed:
         workers = [n for n in N_WORKERS if n <= n_cpus and n != default.dataloader_num_workers]
     is_compiled = name_of(Training.torch_compile) in free and is_packed and plan.method != "qlora"

@@ -16,7 +16,6 @@ from packaging.version import Version
 from expertflow.core.disk import check_space
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
-from expertflow.core.records import to_json
 from expertflow.hardware.disk import measure_file
 from expertflow.hardware.gpu_table import find_row
 from expertflow.hardware.nvml import open_gpus
@@ -63,8 +62,9 @@ def run_preflight(
     found = _versions(plan)
     on_card = plan.gpu is not None
     machine = probe_machine(table=_rows(plan.gpu))
-    if on_card and machine.gpus and machine.gpus[0].name != gpu_name:
-        log.warning("the monitor watches %s, but training uses %s", machine.gpus[0].name, gpu_name)
+    watched = [card["name"] for card in machine["gpus"][:1]]
+    if on_card and watched not in ([], [gpu_name]):
+        log.warning("the monitor watches %s, but training uses %s", *watched, gpu_name)
     speed, how = (None, "no file of rows given") if rows is None else measure_file(rows)
     return {
         "free_disk_bytes": free_disk,
@@ -78,7 +78,7 @@ def run_preflight(
         "measured_peak_flops_per_s": _measured_peak(plan),
         "rows_read_bytes_per_s": speed,
         "rows_read_method": how,
-        "machine": to_json(machine),
+        "machine": machine,
         "versions": found,
     }
 
