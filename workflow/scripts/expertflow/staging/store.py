@@ -2,7 +2,7 @@
 
     {scratch}/expertflow-{user id}/{key}/
         files/      the copy
-        done.json   hashes of its files
+        done.json   XXH3 hashes of its files
     .{key}.lock       exclusive while making or removing the copy, shared while reading it
     .{key}.*.partial  an unfinished copy
 
@@ -28,7 +28,7 @@ from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError, HardwareError
 from expertflow.core.files import remove, replacing
 from expertflow.core.locks import flock, wait_for_lock
-from expertflow.core.records import REPAIR, Record, read_part, read_record, write_record
+from expertflow.core.records import REPAIR, Record, read_part, write_record
 from expertflow.staging.content import Content, key_of
 
 log = logging.getLogger(__name__)
@@ -45,12 +45,6 @@ T = TypeVar("T")
 
 class CopyCancelled(Exception):
     """Another file could not be copied, so this one is not needed."""
-
-
-class Marker(Record, frozen=True, kw_only=True):
-    """The XXH3 hash of each file of a copy."""
-
-    files: dict[str, str]
 
 
 class Copy(Record, frozen=True, kw_only=True):
@@ -118,7 +112,7 @@ def prune_copies(results: Path, *, dry_run: bool = False) -> list[Path]:
 
 def _is_intact(folder: Path) -> bool:
     try:
-        expected = read_record(Marker, folder / MARKER).files
+        expected = read_part(dict[str, str], folder / MARKER, "files")
         return hash_files(folder / FILES, list(expected)) == expected
     except (DataError, OSError):
         return False
@@ -143,7 +137,7 @@ def _make(content: Content, root: Path) -> None:
             raise DataError(
                 f"{content.source}: its files are not the recorded {content.kind}; {REPAIR}"
             )
-        write_record(partial / MARKER, Marker(files=xxh3s))
+        write_record(partial / MARKER, {"files": xxh3s})
         if not _is_intact(partial):
             raise HardwareError(f"{folder}: the copy differs from {content.source}; check the disk")
 

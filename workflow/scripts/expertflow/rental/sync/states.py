@@ -22,7 +22,7 @@ from expertflow.core.disk import find_full
 from expertflow.core.errors import DataError
 from expertflow.core.files import link_or_copy, remove, replacing, sha256_file
 from expertflow.core.locks import try_lock
-from expertflow.core.records import Record, read_record, write_record
+from expertflow.core.records import read_part, write_record
 from expertflow.rental.sync.store import (
     NotThere,
     SendRecord,
@@ -40,11 +40,6 @@ PUSH = re.compile(rf"step-\d+|{FINISHED}")
 OUTCOME, FINAL, CHECKPOINTS, LOCK = "outcome.json", "final", "checkpoints", "lock"
 N_HOLDS = 3
 FETCH_WAITS_S = (5.0, 10.0, 20.0)
-
-
-class PushRecord(Record, frozen=True, kw_only=True):
-    name: str
-    sha256s: dict[str, str]
 
 
 class _Damaged(SyncFailed):
@@ -87,7 +82,7 @@ def push_state(
         if files_below(folder) != files:
             raise SyncFailed(f"{folder}: changed while being sent; is another guard running here?")
         sha256s = {file: sha256_file(folder / file) for file in files}
-        write_record(hold / f"{name}.json", PushRecord(name=name, sha256s=sha256s))
+        write_record(hold / f"{name}.json", {"name": name, "sha256s": sha256s})
         store.send_files(hold, place, [f"{name}.json"])
         (hold / f"{name}.json").unlink()
         n_bytes = sum((folder / file).stat().st_size for file in files)
@@ -257,8 +252,8 @@ def _fetch(store: Store, name: str, state: Path) -> None:
         store.fetch(f"{key}.json", partial)
         manifest = partial / f"{name}.json"
         try:
-            record = read_record(PushRecord, manifest)
-            sha256s = {check_key(file): sha256 for file, sha256 in record.sha256s.items()}
+            found = read_part(dict[str, str], manifest, "sha256s")
+            sha256s = {check_key(file): sha256 for file, sha256 in found.items()}
         except (DataError, SyncFailed) as error:
             raise _Damaged(f"{shown}: its manifest is damaged: {error}") from error
         if not sha256s:
