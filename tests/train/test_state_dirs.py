@@ -13,7 +13,7 @@ import pytest
 
 from expertflow.core import locks
 from expertflow.core.errors import TrainingError
-from expertflow.train.saved.checkpoint_files import lock_state, prunable_states
+from expertflow.train.saved.checkpoint_files import find_abandoned, lock_state, prunable_states
 
 
 @pytest.fixture
@@ -102,6 +102,21 @@ def test_the_last_model_is_kept_if_a_retraining_failed(tmp_path: Path) -> None:
     state(tmp_path, "last", finished=True, age=30)
     state(tmp_path, "failed", finished=False, age=10)
     assert set(prunable(tmp_path)) == older
+
+
+def test_what_killed_jobs_left_is_found_outside_of_running_trainings(tmp_path: Path) -> None:
+    idle, busy = (state(tmp_path, name, finished=False, age=1) for name in ("idle", "busy"))
+    for folder in (idle, busy, tmp_path):
+        (folder / ".rows.123.partial" / ".in.123.partial").mkdir(parents=True)
+        for path in (
+            folder / ".rows.123.partial" / ".in.123.partial",
+            folder / ".rows.123.partial",
+        ):
+            os.utime(path, (0, 0))
+    with held(busy, "{}"):
+        found = find_abandoned(tmp_path / "state", tmp_path / "results")
+        assert found == [idle / ".rows.123.partial"]
+    assert len(find_abandoned(tmp_path)) == 3
 
 
 def test_without_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,7 +245,7 @@ class Saver:
     def __init__(self, state: Path, keep: int) -> None:
         self._state = state
         self._keep = keep
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
+        self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
         self.written_s = 0.0
 

@@ -143,12 +143,11 @@ def remove_partials(state: Path) -> None:
     whole: set[Path] = set()
     for choose in (newest_checkpoint, best_checkpoint):
         while (path := choose(state)) is not None and path not in whole:
-            found = find_damage(path, contents=TENSORS)
-            if found is None:
+            if (found := find_damage(path, contents=TENSORS)) is None:
                 whole.add(path)
-                break
-            log.warning("removing %s: %s", path, found)
-            hide_checkpoint(path)
+            else:
+                log.warning("removing %s: %s", path, found)
+                hide_checkpoint(path)
     for folder in (state, state / "checkpoints", state / "profile"):
         for path in folder.glob(".*.partial"):
             remove(path)
