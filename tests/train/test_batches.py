@@ -39,9 +39,10 @@ from expertflow.train.feed.batches import (
     RowOrder,
     micro_batch_rows,
 )
-from expertflow.train.feed.loader import Feed, ThreadLoader, load_batches
+from expertflow.train.feed.loader import Feed, load_batches
 from expertflow.train.feed.on_the_fly import Documents, OnTheFlyFeed
 from expertflow.train.model.packed import document_bounds
+from expertflow.train.timing import Clock
 
 LENGTH = 24
 
@@ -273,13 +274,15 @@ def test_buffers_wait_for_the_copies_from_them(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Buffers, "__init__", watched)
     behind = torch.device("meta")  # anything but the host
-    with ThreadLoader(feed, 0, n_prefetch=1, device=behind) as batches:
+    clock = Clock()
+    thread = loader(None, n_prefetch=1)
+    with load_batches(feed, 0, plan=thread, device=behind, clock=clock) as batches:
         made += [next(batches), next(batches)]
-        assert (n_recorded, batches.device_wait_s) == ([1], 0)
+        assert (n_recorded, clock.seconds["data_wait"]) == ([1], 0)
         for batch in batches:
             made.append(batch)
     assert read == contents(feed)[:-1]
-    assert n_recorded == [len(made)] and batches.device_wait_s >= 0.01 * len(read)
+    assert n_recorded == [len(made)] and -clock.seconds["data_wait"] >= 0.01 * len(read)
 
 
 CUT = 40

@@ -37,7 +37,7 @@ def train(run: TrainingRun) -> None:
         # A signal ended the last session during it.
         after_step(run)
     first = run.progress.step
-    feed = load_batches(run.feed, first, plan=run.plan, device=run.device)
+    feed = load_batches(run.feed, first, plan=run.plan, device=run.device, clock=run.clock)
     with feed as batches, StepProfiler(run) as profiler, show_activity(partial(_describe, run)):
         while not run.is_over:
             with run.clock.part("steps"):
@@ -92,7 +92,8 @@ def _accumulate(
     total, n_padding = torch.zeros((), device=run.device), 0
     weights = run.feed.weights(run.progress.step)
     for i, weight in enumerate(weights):
-        batch = _next(run, batches)
+        with run.clock.part("data_wait"):
+            batch = next(batches)
         with run.timer.part("h2d"):
             batch = on_device(batch, run.device)
         # Processes sum their gradients once per step, after its last micro-batch.
@@ -107,15 +108,6 @@ def _accumulate(
         total += loss.detach()
         n_padding += batch.n_padding_tokens if weight else 0
     return total, n_padding
-
-
-def _next(run: TrainingRun, batches: Iterator[Batch]) -> Batch:
-    """Return the next batch; waiting for a busy device does not count as waiting for data."""
-    before = getattr(batches, "device_wait_s", 0.0)
-    with run.clock.part("data_wait"):
-        batch = next(batches)
-    run.clock.seconds["data_wait"] -= getattr(batches, "device_wait_s", 0.0) - before
-    return batch
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

@@ -118,7 +118,8 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
     start.try_to_compile(run)
     run.clock.book_startup()
     run.fetched_at_s = time.perf_counter()
-    with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
+    feed = load_batches(run.feed, 0, plan=run.plan, device=run.device, clock=run.clock)
+    with feed as batches:
 
         def step() -> None:
             run.pending.append(loop.train_step(run, batches))

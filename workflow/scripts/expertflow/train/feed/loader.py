@@ -7,7 +7,7 @@ is requested.
 import signal
 import time
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from itertools import chain, islice
 from queue import SimpleQueue
@@ -28,6 +28,7 @@ from expertflow.train.feed.batches import (
     Rows,
     micro_batch_rows,
 )
+from expertflow.train.timing import Clock
 
 
 class BaseFeed(Struct, kw_only=True):
@@ -98,71 +99,58 @@ def make_feed(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
 
 
 def load_batches(
-    feed: BaseFeed, step: int, *, plan: TrainPlan, device: torch.device
+    feed: BaseFeed, step: int, *, plan: TrainPlan, device: torch.device, clock: Clock | None = None
 ) -> AbstractContextManager[Iterator[Batch]]:
+    """Return all micro-batches from a step on; ``clock`` is the one that times waiting for them."""
     if isinstance(feed, Feed) and plan.loader == "thread":
         ahead = plan.dataloader_prefetch_factor
-        return ThreadLoader(feed, step, n_prefetch=ahead, device=device)
+        return closing(_by_thread(feed, step, ahead, device=device, clock=clock or Clock()))
     if isinstance(feed, Feed) and plan.dataloader_num_workers:
         return closing(_by_workers(feed, step, plan=plan, device=device))
     return closing(feed.batches_from(step, device))
 
 
-class ThreadLoader(Iterator[Batch]):
-    """Micro-batches that one thread makes ahead, ``n_prefetch`` at a time.
+def _by_thread(
+    feed: Feed, step: int, n_ahead: int, *, device: torch.device, clock: Clock
+) -> Generator[Batch, None, None]:
+    """Yield micro-batches that one thread makes ahead, in groups.
 
     Three groups of buffers rotate: for the thread, the trainer, and the device, which runs behind.
-    ``device_wait_s``: how long the trainer waited for the device to finish a group, which is not
-    waiting for data.
+    Waiting for the device to finish a group is not waiting for data.
     """
+    free: SimpleQueue[Buffers | None] = SimpleQueue()
+    filled: SimpleQueue[tuple[Buffers, list[Batch]] | None] = SimpleQueue()
+    todo, rows = feed.between(step, feed.n_steps), feed.collator.rows
+    for _ in range(3):
+        free.put(Buffers(feed.micro_batch_size, rows.length, n_batches=n_ahead, device=device))
 
-    def __init__(self, feed: Feed, step: int, *, n_prefetch: int, device: torch.device) -> None:
-        self._collator, self._todo = feed.collator, feed.between(step, feed.n_steps)
-        self._free: SimpleQueue[Buffers | None] = SimpleQueue()
-        self._filled: SimpleQueue[tuple[Buffers, list[Batch]] | None] = SimpleQueue()
-        self._n_prefetch, self.device_wait_s = n_prefetch, 0.0
-        size = feed.micro_batch_size, feed.collator.rows.length
-        for _ in range(3):
-            self._free.put(Buffers(*size, n_batches=n_prefetch, device=device))
-        self._batches = self._in_turn()
-
-    def __enter__(self) -> "ThreadLoader":
-        self._pool = ThreadPoolExecutor(1, "loader")
-        self._filling: Future[None] = self._pool.submit(self._fill)
-        # Ends the trainer's wait if the thread fails: result() then raises its error there.
-        self._filling.add_done_callback(lambda _: self._filled.put(None))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._free.put(None)
-        self._pool.shutdown()
-
-    def __next__(self) -> Batch:
-        return next(self._batches)
-
-    def _in_turn(self) -> Iterator[Batch]:
-        before: Buffers | None = None
-        while (filled := self._filled.get()) is not None:
-            buffers, batches = filled
-            yield from batches
-            if buffers.copied is not None:
-                buffers.copied.record()
-            if before is not None:
-                # The device still has the next group to process, so it does not idle meanwhile.
-                start = time.perf_counter()
-                if before.copied is not None:
-                    before.copied.synchronize()
-                self.device_wait_s += time.perf_counter() - start
-                self._free.put(before)
-            before = buffers
-        self._filling.result()
-
-    def _fill(self) -> None:
-        while (buffers := self._free.get()) is not None:
-            parts = list(islice(self._todo, self._n_prefetch))
-            if not parts:
+    def fill() -> None:
+        while (buffers := free.get()) is not None:
+            if not (parts := list(islice(todo, n_ahead))):
                 return
-            self._filled.put((buffers, self._collator.batches(parts, buffers)))
+            filled.put((buffers, feed.collator.batches(parts, buffers)))
+
+    with ThreadPoolExecutor(1, "loader") as pool:
+        filling, before = pool.submit(fill), None
+        # Ends the wait if the thread fails: result() then raises its error here.
+        filling.add_done_callback(lambda _: filled.put(None))
+        try:
+            while (group := filled.get()) is not None:
+                buffers, batches = group
+                yield from batches
+                if buffers.copied is not None:
+                    buffers.copied.record()
+                if before is not None:
+                    # The device still has the next group to process, so it does not idle meanwhile.
+                    start = time.perf_counter()
+                    if before.copied is not None:
+                        before.copied.synchronize()
+                    clock.seconds["data_wait"] -= time.perf_counter() - start
+                    free.put(before)
+                before = buffers
+            filling.result()
+        finally:
+            free.put(None)
 
 
 # A Ctrl-C reaches the entire process group; the trainer needs its workers to finish its step.
