@@ -28,7 +28,7 @@ from expertflow.train.memory import OutOfMemory
 from expertflow.train.processes import Processes, start_processes
 from expertflow.train.run import TrainInputs
 from expertflow.train.saved.checkpoint import Saver
-from expertflow.train.start import assemble_run, note_compilation, try_to_compile, warm_up_compile
+from expertflow.train.start import assemble_run, note_compilation, try_batches
 from expertflow.train.step_hooks import flush_steps
 from gpu_kit.card_watch import watch_card
 from gpu_kit.cards import card
@@ -219,11 +219,11 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     start_s = time.perf_counter()
-    try_to_compile(run)
+    try_batches(run)
     session.step()
     wait(work.device)
     first_s = time.perf_counter() - start_s
-    warm_up_compile(run, WARMED_UP)
+    try_batches(run, WARMED_UP)
     _steps_for(session, work.soak_s, least=WARM_UP)
     flush_steps(run)
     wait(work.device)

@@ -152,7 +152,7 @@ def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> 
         run.feed.collator.cuts = True
         before = torch.get_rng_state()
         run.loss.train()
-        start.probe_longest_batch(run)
+        start.try_batches(run)
         assert checkpoint_files.complete_checkpoints(run.state) == []
     longest = int(run.feed.collator.n_tokens_N.argmax())
     assert longest in seen[0] and len(seen) == 1

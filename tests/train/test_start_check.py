@@ -13,8 +13,8 @@ import torch
 from msgspec.structs import replace
 from support import LORA
 from test_attention_routes import LENGTHS, SMALL, SPANS, made, newest
+from tiny_run import assembled, train
 from tiny_run import made as made_run
-from tiny_run import train
 from transformers import Qwen3Config
 
 from expertflow.core.errors import Interrupted
@@ -220,3 +220,14 @@ def test_layers_that_do_not_compile_run_uncompiled(
         [fallback] = found.fallbacks
         assert (fallback.part, fallback.used, fallback.after_step) == ("compilation", "off", 0)
         assert "no such instruction" in fallback.reason
+
+
+def test_the_longest_rows_run_uncompiled_where_they_do_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "compile_layers", partial(compile_layers, backend=fail))
+    with assembled(made_run(tmp_path, n_steps=1, torch_compile=True)) as run:
+        run.feed.collator.cuts = True
+        run.loss.train()
+        start.try_batches(run)
+    assert run.route.used["compilation"] == "off" and len(run.progress.fallbacks) == 1

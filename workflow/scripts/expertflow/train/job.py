@@ -46,7 +46,7 @@ from expertflow.train.run import TrainInputs, stop_on_signals
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.saved.checkpoint_files import OUTCOME, lock_state
-from expertflow.train.start import assemble_run, probe_longest_batch, try_to_compile
+from expertflow.train.start import assemble_run, try_batches
 from expertflow.train.step_hooks import STEPS_FILE, truncate_log
 
 log = logging.getLogger(__name__)
@@ -273,8 +273,7 @@ def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]
         run = assemble_run(inputs, processes=processes, saver=saver, stop=stop, directory=newest)
         # Steps logged after the checkpoint are repeated, and would appear twice.
         truncate_log(run)
-        probe_longest_batch(run)
-        try_to_compile(run)
+        try_batches(run)
         loop.train(run)
         return publish.finish_run(run)
 

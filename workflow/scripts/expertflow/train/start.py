@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from expertflow.plan.memory import suggest_others
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows, read_rows
 from expertflow.train.device import apply_switches, is_out_of_memory
-from expertflow.train.feed.batches import Batch
+from expertflow.train.feed.batches import Rows
 from expertflow.train.feed.loader import BaseFeed, Feed, make_feed
 from expertflow.train.memory import memory_advice
 from expertflow.train.model.attention import activate_flash_3, caps_scores, describe_route
@@ -253,19 +253,37 @@ def _note_fallback(progress: TrainProgress, fallback: Fallback) -> None:
     )  # fmt: skip
 
 
-def try_to_compile(run: TrainingRun) -> None:
-    """Run the next micro-batch and discard it; if compiling fails, continue uncompiled."""
-    if run.route.used["compilation"] == "off":
-        return
-    step, reason = run.progress.step, None
-    collator, _ = run.feed.step_rows(step)
+def try_batches(run: TrainingRun, n_steps: int = 1) -> None:
+    """Run and discard what may fail: the longest micro-batch, or each shape of the next steps.
+
+    Rows that are cut to the longest of their batch differ in length: if the longest ones do not
+    fit, the run fails at once. If compiling fails, it continues uncompiled.
+    """
+    feed, step, is_compiled = run.feed, run.progress.step, run.route.used["compilation"] == "on"
+    collator, _ = feed.step_rows(step)
+    tried: dict[int, Rows] = {}
+    if isinstance(feed, Feed) and collator.cuts:
+        tried[0] = np.argsort(-collator.n_tokens_N, kind="stable")[: feed.micro_batch_size]
+    elif is_compiled:
+        for number in range(step, min(step + n_steps, feed.n_steps)):
+            for rows in feed.micro_batches(number):
+                tried.setdefault(len(rows), rows)
+    devices, reason = [run.device] if run.device.type == "cuda" else [], None
+    # DDP could not continue after a failed forward or backward pass.
+    module = getattr(run.loss, "module", run.loss)
     try:
-        _try_batches(run, iter([collator.batch(run.feed.micro_batches(step)[0])]))
+        with torch.random.fork_rng(devices), memory_advice(run.plan, run.device):
+            for rows in tried.values():
+                with run.processes.accelerator.autocast():
+                    loss = module(collator.batch(rows))
+                run.processes.accelerator.backward(loss)
+                run.optimizer.zero_grad(set_to_none=True)
     except FAILURES as error:
+        if not is_compiled:
+            raise
         reason = f"it fails: {single_line(error, 300)}"
         run.optimizer.zero_grad(set_to_none=True)
-    [failed] = run.processes.any_of(reason is not None)
-    if failed:
+    if is_compiled and run.processes.any_of(reason is not None)[0]:
         run.route.use("compilation", "off")
         fallback = Fallback(
             part="compilation",
@@ -275,6 +293,7 @@ def try_to_compile(run: TrainingRun) -> None:
             after_step=step,
         )
         _note_fallback(run.progress, fallback)
+        try_batches(run)
 
 
 def note_compilation(run: TrainingRun) -> None:
@@ -282,48 +301,3 @@ def note_compilation(run: TrainingRun) -> None:
     if run.plan.torch_compile:
         run.activated += (f"{describe_compilation()}, by the end of step {run.progress.step}",)
         log.info("%s", run.activated[-1])
-
-
-def probe_longest_batch(run: TrainingRun) -> None:
-    """Run the longest micro-batch, so that a run that does not fit fails immediately.
-
-    Row lengths differ only if rows are cut to the longest of their batch.
-    """
-    feed = run.feed
-    if isinstance(feed, Feed) and feed.collator.cuts:
-        longest = np.argsort(-feed.collator.n_tokens_N, kind="stable")[: feed.micro_batch_size]
-        _try_batches(run, iter([feed.collator.batch(longest)]))
-
-
-def warm_up_compile(run: TrainingRun, n_steps: int) -> None:
-    """Run and discard one micro-batch of each shape in the next steps.
-
-    Rows cut to the longest of their batch have too many shapes for that.
-    """
-    feed, first = run.feed, run.progress.step
-    if not run.plan.torch_compile or not isinstance(feed, Feed) or feed.collator.cuts:
-        return
-    known: set[tuple[int, ...]] = set()
-
-    def new_shapes() -> Iterator[Batch]:
-        for rows in feed.between(first, min(first + n_steps, feed.n_steps)):
-            batch = feed.collator.batch(rows)
-            shape = tuple(batch.input_ids_BL.shape)
-            if shape not in known:
-                known.add(shape)
-                yield batch
-
-    _try_batches(run, new_shapes())
-
-
-def _try_batches(run: TrainingRun, batches: Iterator[Batch]) -> None:
-    """Run batches forward and backward, leaving gradients and random numbers unchanged."""
-    devices = [run.device] if run.device.type == "cuda" else []
-    # DDP could not continue after a failed forward or backward pass.
-    module = getattr(run.loss, "module", run.loss)
-    with torch.random.fork_rng(devices), memory_advice(run.plan, run.device):
-        for batch in batches:
-            with run.processes.accelerator.autocast():
-                loss = module(batch)
-            run.processes.accelerator.backward(loss)
-            run.optimizer.zero_grad(set_to_none=True)

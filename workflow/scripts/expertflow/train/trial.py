@@ -114,8 +114,7 @@ def _assembled(trial: Trial, plan: TrainPlan) -> Iterator[TrainingRun]:
 def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
     cuda = run.device.type == "cuda"
     run.loss.train()
-    start.probe_longest_batch(run)
-    start.try_to_compile(run)
+    start.try_batches(run)
     run.clock.book_startup()
     run.fetched_at_s = time.perf_counter()
     feed = load_batches(run.feed, 0, plan=run.plan, device=run.device, clock=run.clock)
@@ -129,7 +128,7 @@ def _timed(trial: Trial, run: TrainingRun, began_s: float) -> TrialResult:
         startup_s = time.perf_counter() - began_s
         _warm_up(trial, run, step)
         start.note_compilation(run)
-        start.warm_up_compile(run, trial.n_timed_steps)
+        start.try_batches(run, trial.n_timed_steps)
         losses = _fetch(run)
         _wait(run)
         before = {name: getattr(run.progress, name) for name in COUNTS}
