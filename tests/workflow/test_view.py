@@ -1,5 +1,6 @@
 """The view of a run: lines from Snakemake's events, and real runs in a pipe and a terminal."""
 
+import json
 import logging
 import os
 import pty
@@ -74,6 +75,23 @@ def test_a_job_is_one_line_and_snakemakes_output_is_hidden(
         show(capsys, event(None, "Unlocked working directory.")) == "Unlocked working directory.\n"
     )
     assert show(capsys, *run, verbose=True) == ""
+
+
+@pytest.mark.parametrize("error", ["the loss diverged", None])
+def test_a_retry_that_repeats_an_error_at_once_is_not_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, error: str | None
+) -> None:
+    (tmp_path / "a.attempts.json").write_text(json.dumps({"attempts": [{"error": error}]}))
+    train = event(
+        LogEvent.JOB_INFO, jobid=7, rule_name="train_expert", wildcards={"expert": "mine"},
+        log=[str(tmp_path / "a.log")],
+    )  # fmt: skip
+    ended = event(LogEvent.JOB_ERROR, jobid=7), event(None, "Trying to restart job 7.")
+    other = event(None, "Trying to restart job 70.")
+    told = show(capsys, STARTED, TOTAL, *(train, *ended) * 2, other)
+    n_shown = 1 if error else 2
+    assert told.count("failed train_expert") == n_shown
+    assert told.count("restart job 7.") == (0 if error else 2) and "restart job 70." in told
 
 
 def test_quiet_hides_jobs_but_not_reasons(capsys: pytest.CaptureFixture[str]) -> None:

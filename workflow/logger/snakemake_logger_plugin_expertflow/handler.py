@@ -56,6 +56,8 @@ class LogHandler(LogHandlerBase):
         self._quiet = {str(level).rpartition(".")[2].lower() for level in common.quiet or ()}
         self._pending = PendingJobs()
         self._running: dict[int, Job] = {}
+        # Failed for good, although Snakemake starts them again.
+        self._lost: set[int] = set()
         self._n_done, self._n_jobs, self._n_planned = 0, 0, 0
         self._has_started, self._has_ended, self._has_failed = False, False, False
         color = not common.nocolor
@@ -142,6 +144,10 @@ class LogHandler(LogHandlerBase):
         if job is None:
             return
         if has_failed:
+            if number in self._lost:
+                return
+            if job.will_fail_again():
+                self._lost.add(number)
             text = f"{self._count('failed')}  {_columns(job)}  {format_duration(job.elapsed_s)}"
             if not self._is_quiet_about("rules"):
                 self._screen.print(f"{text}  {job.log or ''}".rstrip(), style="red")
@@ -160,6 +166,8 @@ class LogHandler(LogHandlerBase):
         if self._is_quiet_about("all") or text.startswith(LEFT_OUT):
             return
         if text.startswith("Complete log") and not self._has_failed:
+            return
+        if text in {f"Trying to restart job {number}." for number in self._lost}:
             return
         if is_warning or not self._has_started or text.startswith(KEPT):
             self._screen.print(text.rstrip(), style="yellow" if is_warning else "")

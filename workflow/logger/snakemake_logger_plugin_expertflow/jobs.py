@@ -37,6 +37,11 @@ class Job:
         took_s = last_success_s(self.log.with_suffix(ATTEMPTS)) if self.log else None
         return self.elapsed_s if took_s is None else took_s
 
+    def will_fail_again(self) -> bool:
+        """Return whether its last attempt recorded an error that retries end with at once."""
+        attempts = read_attempts(self.log.with_suffix(ATTEMPTS)) if self.log else []
+        return bool(attempts and attempts[-1].get("error"))
+
     def read_last_line(self) -> str:
         """Return the last line that this attempt logged, without its clock; empty if none."""
         try:
@@ -75,11 +80,18 @@ def find_log(record: Any) -> Path | None:
 def last_success_s(path: Path) -> float | None:
     """Return how long a job's last successful attempt took; null if it never succeeded."""
     try:
-        attempts = json.loads(path.read_bytes())["attempts"]
-        done = [one["end_s"] - one["start_s"] for one in attempts if one["code"] == 0]
+        done = [one["end_s"] - one["start_s"] for one in read_attempts(path) if one["code"] == 0]
         return float(done[-1])
-    except (OSError, LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError):
         return None
+
+
+def read_attempts(path: Path) -> list[Any]:
+    """Return what is recorded of a job's attempts; empty if that is nothing readable."""
+    try:
+        return list(json.loads(path.read_bytes())["attempts"])
+    except (OSError, LookupError, TypeError, ValueError):
+        return []
 
 
 def format_duration(seconds: float) -> str:
