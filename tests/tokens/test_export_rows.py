@@ -86,10 +86,9 @@ def test_batches_are_equal(source: Path, monkeypatch: pytest.MonkeyPatch, padded
 
 
 def test_a_folder_that_is_not_a_packed_split_is_rejected(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such folder"):
-        export_rows(tmp_path / "none", tmp_path / "out", targets="labels", padded=True)
-    with pytest.raises(DataError, match=f"has no {ROWS_FILE}"):
-        export_rows(tmp_path, tmp_path / "out", targets="labels", padded=True)
+    for folder in (tmp_path / "none", tmp_path):
+        with pytest.raises(DataError, match=f"has no {ROWS_FILE}; choose a packed split"):
+            export_rows(folder, tmp_path / "out", targets="labels", padded=True)
     exported(source)
     with pytest.raises(DataError, match=r"columns .*'labels'.* are not those of packed rows"):
         export_rows(tmp_path / "labels-True", tmp_path / "out", targets="labels", padded=True)

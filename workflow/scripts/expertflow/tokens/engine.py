@@ -66,7 +66,10 @@ class Engine(Encoder):
     def __init__(self, directory: Path) -> None:
         path = directory / TOKENIZER_FILE
         if not path.is_file():
-            raise DataError(f"{path}: no such tokenizer; the model needs a {TOKENIZER_FILE}")
+            raise DataError(
+                f"{directory}: no {TOKENIZER_FILE}; set the folder or hub id of a model that was"
+                " saved with its fast tokenizer"
+            )
         try:
             tokenizer = tokenizers.Tokenizer.from_str(_read_settings(directory))
         except Exception as error:  # tokenizers raises nothing narrower

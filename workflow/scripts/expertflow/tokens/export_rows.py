@@ -104,8 +104,6 @@ def _columns(
 
 
 def _check(source: Path, output: Path) -> None:
-    if not source.is_dir():
-        raise DataError(f"{source}: no such folder; choose a packed split, e.g. packed/train")
     file = source / ROWS_FILE
     if not file.is_file():
         raise DataError(f"{source}: has no {ROWS_FILE}; choose a packed split, e.g. packed/train")

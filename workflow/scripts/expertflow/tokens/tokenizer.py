@@ -49,11 +49,6 @@ def prepare_tokenizer(
                 target = partial / file.relative_to(source)
                 target.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, target)
-        if not (source / TOKENIZER_FILES[0]).is_file():
-            raise DataError(
-                f"{source}: no {TOKENIZER_FILES[0]}; set the folder or hub id of a model that was"
-                " saved with its fast tokenizer"
-            )
         engine = Engine(source)
         layout = _checked_layout(source, spec, engine)
         if spec.added_tokens:
