@@ -9,6 +9,7 @@ A body is stored in two parts: a frame (the JSON of a ``Body`` with null for eac
 texts. Most documents of a source share one frame, so they render as columns of texts.
 """
 
+import copy
 import difflib
 import json
 import string
@@ -274,15 +275,10 @@ def look_up(record: Fields, path: str) -> Any:
 
 def with_value(record: Fields, path: str, value: Any) -> Fields:
     """Copy a record with another value at a path that ``look_up`` finds."""
-
-    def change(box: Any, parts: list[str]) -> Any:
-        if not parts:
-            return value
-        # Only the containers on the path are copied; the original record stays as it is.
-        key: Any = int(parts[0]) if isinstance(box, list) else parts[0]
-        copy: Any = list(box) if isinstance(box, list) else dict(box)
-        copy[key] = change(box[key], parts[1:])
-        return copy
-
-    result: Fields = change(record, [path] if path in record else path.split("."))
+    result = copy.deepcopy(record)
+    box: Any = result
+    *outer, last = [path] if path in record else path.split(".")
+    for part in outer:
+        box = box[int(part) if isinstance(box, list) else part]
+    box[int(last) if isinstance(box, list) else last] = value
     return result

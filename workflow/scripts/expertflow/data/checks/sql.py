@@ -2,8 +2,6 @@
 
 import difflib
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from expertflow.data.records import Fields
@@ -39,8 +37,17 @@ def find_problem(check: FieldCheck) -> str | None:
 
 
 def check_sql(text: str, _: Fields, check: FieldCheck) -> str | None:
+    from sqlglot.errors import ErrorLevel, SqlglotError
+
+    # The statements that it warns of are filtered and counted.
+    logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
     statement, dialect = _parse(text, check.dialect), check.transpile_to
-    return None if dialect is None else _transpile(statement, dialect)
+    if dialect is None:
+        return None
+    try:
+        return statement.sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE, comments=True)
+    except (SqlglotError, RecursionError) as error:
+        raise Filtered("sql_not_transpilable", f"to {dialect}: {clip_message(error)}") from error
 
 
 def _parse(text: str, dialect: str | None) -> "exp.Expr":
@@ -51,8 +58,7 @@ def _parse(text: str, dialect: str | None) -> "exp.Expr":
     if (reason := why_too_hard(text, max_chars=MAX_CHARS)) is not None:
         raise Filtered("sql_unparsable", reason)
     try:
-        with _quiet():
-            parsed = sqlglot.parse(text, read=dialect)
+        parsed = sqlglot.parse(text, read=dialect)
     except SqlglotError as error:
         raise Filtered("sql_unparsable", _words(error)) from error
     except RecursionError as error:
@@ -74,16 +80,6 @@ def _parse(text: str, dialect: str | None) -> "exp.Expr":
     return found
 
 
-def _transpile(statement: "exp.Expr", dialect: str) -> str:
-    from sqlglot.errors import ErrorLevel, SqlglotError
-
-    try:
-        with _quiet():
-            return statement.sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE, comments=True)
-    except (SqlglotError, RecursionError) as error:
-        raise Filtered("sql_not_transpilable", f"to {dialect}: {clip_message(error)}") from error
-
-
 def _words(error: "SqlglotError") -> str:
     # Tokenizer errors have no list.
     found = getattr(error, "errors", None) or [{}]
@@ -91,17 +87,3 @@ def _words(error: "SqlglotError") -> str:
     line, column = found[0].get("line"), found[0].get("col")
     where = f"line {line}, column {column}: " if line is not None else ""
     return where + clip_message(description)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    # Keep sqlglot's warnings out of the log: these statements are filtered and counted.
-    def refuse(_: logging.LogRecord) -> bool:
-        return False
-
-    logger = logging.getLogger("sqlglot")
-    logger.addFilter(refuse)
-    try:
-        yield
-    finally:
-        logger.removeFilter(refuse)

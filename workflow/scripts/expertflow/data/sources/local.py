@@ -53,11 +53,7 @@ class LocalFiles(DataSource):
         files, hashes = [], HashCache()
         for locked in lock.files:
             path = Path(locked.path)
-            if not path.is_file():
-                raise DataError(
-                    f"{path}: removed since the workflow started; restore it and run again"
-                )
-            if hashes.sha256(path) != locked.sha256:
+            if not path.is_file() or hashes.sha256(path) != locked.sha256:
                 raise DataError(f"{path}: changed since the workflow started; run again")
             files.append(describe_file(path, sha256=locked.sha256, options=self.spec.options))
         return Fetched(tuple(files))
