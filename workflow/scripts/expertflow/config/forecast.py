@@ -33,24 +33,12 @@ from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.registry import open_source
 from expertflow.hardware import probe
 from expertflow.hardware.records import GpuFacts
+from expertflow.plan import memory, switches
 from expertflow.plan.claims import time_words
 from expertflow.plan.cost import price_of_plan
 from expertflow.plan.flops import count_trained_weights
-from expertflow.plan.memory import (
-    BUSY_TOKENS,
-    RESERVE_BYTES,
-    WEIGHT_BYTES,
-    standing_bytes,
-    suggest_smaller,
-)
 from expertflow.plan.records import USABLE_FRACTION, CostPlan, ModelFacts, PlanSpec, TrainPlan
 from expertflow.plan.step_time import StepWork, bound_words, card_speed, predict_step
-from expertflow.plan.switches import (
-    choose_attention,
-    choose_compile,
-    choose_precision,
-    count_epochs,
-)
 from expertflow.tokens.records import PackedSplit
 from expertflow.train.optimizers import state_bytes
 from expertflow.train.saved.checkpoint_files import newest_unfinished, step_of
@@ -155,14 +143,18 @@ class Forecaster:
         except Unknown:
             # The forecast, or the job that needs it, reports that.
             return None
-        n_bytes, what = standing_bytes(spec, facts)
+        n_bytes, what = memory.standing_bytes(spec, facts)
         total = None if gpu is None else gpu.memory_total_bytes
-        if gpu is None or total is None or n_bytes <= USABLE_FRACTION * total - RESERVE_BYTES:
+        if (
+            gpu is None
+            or total is None
+            or n_bytes <= USABLE_FRACTION * total - memory.RESERVE_BYTES
+        ):
             return None
         sizes = f"{self.expert.name}: {what} take {gib(n_bytes)} and {gpu.name} has {gib(total)}"
         if n_bytes <= total:
             return f"{sizes}; whether activations fit is not known before the plan"
-        raise HardwareError(f"{sizes}; {suggest_smaller(spec, facts, gpu)}")
+        raise HardwareError(f"{sizes}; {memory.suggest_smaller(spec, facts, gpu)}")
 
     def _is_current(self, rule: str, record: Path, **of: str) -> bool:
         """Return whether a record is complete and was made by the current rule, by its sidecar."""
@@ -210,9 +202,9 @@ class Forecaster:
             limits = [data["max_documents"], data["max_per_category"]]
             if any(x is not None for x in (*limits, *(s.max_documents for s in sources))):
                 basis += " before limits on documents"
-        attention, training = choose_attention(spec, gpu)[0], self.expert.training
+        attention, training = switches.choose_attention(spec, gpu)[0], self.expert.training
         # What a plan would choose: enough rows to keep the card busy.
-        per_micro_batch = BUSY_TOKENS
+        per_micro_batch = memory.BUSY_TOKENS
         if spec.batch_size is not None and row_tokens is not None:
             per_micro_batch = spec.batch_size * row_tokens
         step = StepWork(
@@ -224,11 +216,13 @@ class Forecaster:
             supervised_fraction=supervised[0],
             # The plan resolves ``auto``; recomputing layers takes time.
             checkpoint=bool(spec.gradient_checkpointing),
-            compiled=choose_compile(spec, gpu, attention=attention, packing=training.packing)[0],
+            compiled=switches.choose_compile(
+                spec, gpu, attention=attention, packing=training.packing
+            )[0],
             is_quantized=spec.method == "qlora",
             n_trained=count_trained_weights(facts, spec.lora),
-            value_bytes=int(WEIGHT_BYTES[choose_precision(spec, gpu)[0]]),
-            weight_bytes=int(WEIGHT_BYTES[spec.trained_dtype]),
+            value_bytes=int(memory.WEIGHT_BYTES[switches.choose_precision(spec, gpu)[0]]),
+            weight_bytes=int(memory.WEIGHT_BYTES[spec.trained_dtype]),
             state_bytes=state_bytes(spec),
             n_shares=spec.n_shares,
         )
@@ -240,7 +234,9 @@ class Forecaster:
         return ((tokens[0], step), (tokens[1], most)), basis
 
     def _card_hours(self, runs: Runs, gpu: GpuFacts) -> tuple[Range, str]:
-        speed = card_speed(gpu, choose_precision(self.spec, gpu)[0], use_tf32=self.spec.use_tf32)
+        speed = card_speed(
+            gpu, switches.choose_precision(self.spec, gpu)[0], use_tf32=self.spec.use_tf32
+        )
         if isinstance(speed, str):
             raise Unknown(speed)
         hours = []
@@ -368,7 +364,7 @@ def _count_trained(spec: PlanSpec, per_epoch: Range, of_rows: Callable[[int], Ra
             n_rows = spec.batch_size * (spec.gradient_accumulation_steps or 1) * spec.world_size
             # A step takes at most an epoch.
             return spec.max_steps * min(of_rows(n_rows)[i], n_tokens)
-        return count_epochs(spec, n_tokens) * n_tokens
+        return switches.count_epochs(spec, n_tokens) * n_tokens
 
     return count(per_epoch[0], 0), count(per_epoch[1], 1)
 

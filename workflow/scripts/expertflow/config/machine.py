@@ -18,14 +18,9 @@ from expertflow.core.records import read_part
 from expertflow.data import cache
 from expertflow.hardware import probe
 from expertflow.hardware.records import GpuFacts
+from expertflow.plan import switches
 from expertflow.plan.records import CostPlan
 from expertflow.plan.settings import TrainingSection
-from expertflow.plan.switches import (
-    choose_attention,
-    choose_compile,
-    choose_parallel,
-    list_required_packages,
-)
 
 TRAINS = ("calibrate_expert", "tune_expert", "ablate_variant", "train_expert")
 # Without a calibration, the plan's upper end leaves out start-up, saves and evaluations, and a job
@@ -66,12 +61,12 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
             " with --config hardware='H100 SXM', or use hardware=cpu"
         )
     # Both raise: varlen on a CPU, shards of 4-bit weights.
-    choose_attention(spec, gpu)
-    choose_parallel(spec)
+    switches.choose_attention(spec, gpu)
+    switches.choose_parallel(spec)
     # Packages and cards of this machine say nothing about the one that trains.
     if elsewhere or rule not in TRAINS:
         return
-    for package, remedy in list_required_packages(spec):
+    for package, remedy in switches.list_required_packages(spec):
         probe.package_version(package, remedy)
     if gpu is not None and (missing := _missing_for_card(expert, rule, gpu)):
         if not expert.run.looks:
@@ -91,8 +86,8 @@ def _missing_for_card(expert: ConfiguredExpert, rule: str, gpu: GpuFacts) -> str
             f" machine has {n_seen} of {n}; set it to {n_seen * training.n_nodes}, or run on a"
             " machine with more"
         )
-    attention, _ = choose_attention(spec, gpu)
-    compiles, _ = choose_compile(spec, gpu, attention=attention, packing=training.packing)
+    attention, _ = switches.choose_attention(spec, gpu)
+    compiles, _ = switches.choose_compile(spec, gpu, attention=attention, packing=training.packing)
     # A tuning may find that compiling fails, and choose not to.
     if compiles and rule != "tune_expert" and training.tuned is None and probe.lacks_compiler():
         return (

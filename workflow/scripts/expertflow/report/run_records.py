@@ -8,15 +8,7 @@ from expertflow.core.records import Record
 from expertflow.core.settings import list_settings, name_of
 from expertflow.data.records import DuplicateExample
 from expertflow.hardware.records import Stats
-from expertflow.plan.records import (
-    ClaimCheck,
-    HardwareOption,
-    MemoryParts,
-    Reason,
-    StepBound,
-    StepSeconds,
-    TrainPlan,
-)
+from expertflow.plan import records as pr
 from expertflow.plan.settings import LoraSpec, TrainingSection
 from expertflow.report.measured import Measured, doc
 from expertflow.tokens.records import DecodedSample, LengthHistogram
@@ -116,7 +108,7 @@ def _reported_settings() -> list[tuple[str, Any]]:
 
     A choice is any text, because the value used may be more specific than the choice.
     """
-    resolved = get_type_hints(TrainPlan)
+    resolved = get_type_hints(pr.TrainPlan)
     return [
         # A plan has ``float`` where a manifest may have ``auto``.
         (s.name, Annotated[str if get_origin(s.kind) is Literal else kind, doc(s.text)])
@@ -137,7 +129,9 @@ class TrainingParameters(ReportedSettings, frozen=True, kw_only=True):  # type: 
     warmup_steps: Annotated[Count, doc("Steps of rising learning rate.")]
     global_batch_sequences: Annotated[Positive, doc("Rows per step.")]
     total_steps: Annotated[Positive, doc("Optimizer steps.", of="n_steps")]
-    tf32: Annotated[bool, doc("TF32 matrix products were allowed.", of=name_of(TrainPlan.use_tf32))]
+    tf32: Annotated[
+        bool, doc("TF32 matrix products were allowed.", of=name_of(pr.TrainPlan.use_tf32))
+    ]
 
 
 class TrainingOutcome(Record, frozen=True, kw_only=True):
@@ -346,13 +340,13 @@ class PlanForecast(Record, frozen=True, kw_only=True):
     hardware: Annotated[str, doc("The hardware that was planned for.")]
     steps: Annotated[Count, doc("Optimizer steps.")]
     micro_batch_size: Annotated[
-        Positive, doc("Rows of a micro-batch.", of=name_of(TrainPlan.batch_size))
+        Positive, doc("Rows of a micro-batch.", of=name_of(pr.TrainPlan.batch_size))
     ]
     gradient_accumulation_steps: Annotated[Positive, doc("Micro-batches per step.")]
     trained_tokens: Annotated[Count, doc("All epochs, no padding.", of="predicted_tokens")]
     useful_tokens_per_s: Annotated[Measured[Amount], doc("trained_tokens over step_hours.")]
     memory_peak_bytes: Annotated[Measured[Amount], doc("Peak device memory.")]
-    memory: Measured[MemoryParts]
+    memory: Measured[pr.MemoryParts]
     next_micro_batch_peak_bytes: Annotated[Measured[Amount], doc("At most, with twice the rows.")]
     without_checkpointing_peak_bytes: Annotated[
         Measured[Amount], doc("At most, with all activations kept; null if they are kept.")
@@ -367,13 +361,13 @@ class PlanForecast(Record, frozen=True, kw_only=True):
     startup_hours: Annotated[Measured[Amount], doc("Hours of one-time work.")]
     usd: Annotated[Measured[Amount], doc("Cost of training.")]
     billing_minutes: Annotated[Measured[Amount], doc("Predicted dollars are for hours rounded up.")]
-    bound: Annotated[Measured[StepBound], doc("What takes most of a step, by the plan's model.")]
-    step: Annotated[Measured[StepSeconds], doc("The parts of a step, by the same model.")]
+    bound: Annotated[Measured[pr.StepBound], doc("What takes most of a step, by the plan's model.")]
+    step: Annotated[Measured[pr.StepSeconds], doc("The parts of a step, by the same model.")]
     band: PlanBand
     cost_reason: Annotated[str, doc("How time and cost were predicted.", of="reason")]
-    options: tuple[HardwareOption, ...]
-    claims: tuple[ClaimCheck, ...]
-    reasons: tuple[Reason, ...]
+    options: tuple[pr.HardwareOption, ...]
+    claims: tuple[pr.ClaimCheck, ...]
+    reasons: tuple[pr.Reason, ...]
 
 
 class PlanRow(Record, frozen=True, kw_only=True):
