@@ -119,7 +119,9 @@ def list_checks() -> list[Check]:
     named = {path for check in checks for path in check.paths}
     for path in sorted(files - named):
         is_partial = any(part.endswith(".partial") for part in path.parts)
-        is_expected = _is_like(path, UNNAMED) or _came_with_bundle(path)
+        # Opening a bundle checked its weights against model.json; no record lists them.
+        came = path.parts[2:3] == ("base_model",) and Path(*path.parts[:2], OPENED).is_file()
+        is_expected = came or _is_like(path, UNNAMED)
         if not (is_expected or (is_partial and busy)):
             why = KILLED if is_partial else "no record lists it"
             checks.append(Check((path,), partial(Problem, path, "unknown", why)))
@@ -133,11 +135,6 @@ def _is_busy(expert: str) -> bool:
     # Whoever only verifies may not be able to write here.
     with lock.open("rb") as stream:
         return try_lock(stream, shared=True) == "held"
-
-
-def _came_with_bundle(path: Path) -> bool:
-    # Opening the bundle checked its weights against model.json; no record lists them.
-    return path.parts[2:3] == ("base_model",) and Path(*path.parts[:2], OPENED).is_file()
 
 
 def _is_like(path: Path, patterns: tuple[str, ...]) -> bool:
@@ -192,11 +189,13 @@ def _by_outcome(outcome: Path) -> Iterator[Check]:
     for name, digest in files["xxh3"].items():
         top = state / Path(name).parts[0]
         # With its folder: half of final/ is not a model.
-        yield _by_hash(state / name, digest, outcome, (outcome, top), _hash_xxh3)
-
-
-def _hash_xxh3(path: Path) -> str:
-    return hash_files(path.parent, [path.name])[path.name]
+        yield _by_hash(
+            state / name,
+            digest,
+            outcome,
+            (outcome, top),
+            lambda path: hash_files(path.parent, [path.name])[path.name],
+        )
 
 
 def _by_hash(

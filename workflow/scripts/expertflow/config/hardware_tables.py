@@ -76,10 +76,16 @@ class HardwareTables:
         wanted = {hardware, *(choice["name"] for choice in compare)}
         cards = [row for row in self.gpus if hardware == "auto" or wanted & _names(row).keys()]
         prices = {row["name"]: price for row in cards if (price := self._price(row)) is not None}
+        origins: dict[str, Origin] = expert["setting_origins"]
+        kept = {name: origins[name] for name in Training.__struct_fields__ if name in origins}
+        # The plan has another name for the length of rows.
+        if chosen.max_seq_length is not None:
+            length = origins.get(name_of(TrainingSection.max_seq_length), "default")
+            kept[name_of(TrainPlan.sequence_length_tokens)] = length
         return fill_record(
             PlanSpec,
             chosen,
-            origins=_origins(expert["setting_origins"], chosen),
+            origins=kept,
             hardware=hardware,
             gpu_table=tuple(cards),
             prices=prices,
@@ -131,15 +137,6 @@ def tuning_spec(spec: PlanSpec) -> PlanSpec:
     steps are alike in every epoch.
     """
     return replace(calibration_spec(spec, length=True), tuned=None)
-
-
-def _origins(origins: dict[str, Origin], training: TrainingSection) -> dict[str, Origin]:
-    kept = {name: origins[name] for name in Training.__struct_fields__ if name in origins}
-    # The plan has another name for the length of rows.
-    if training.max_seq_length is not None:
-        length = origins.get(name_of(TrainingSection.max_seq_length), "default")
-        kept[name_of(TrainPlan.sequence_length_tokens)] = length
-    return kept
 
 
 def _names(row: Settings) -> dict[str, None]:

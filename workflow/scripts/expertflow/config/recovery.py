@@ -121,8 +121,13 @@ def use_sidecars(persistence: Any, stage_of: Callable[[Any], str | None]) -> Non
         made = sidecar(job)
         if made is None:
             return params_changed(job, file=file)
+        spec, flags = job.params.get("spec", "{}"), job.params.get("flags")
         # Sets, because Snakemake shows what is only in one of them as the reason to rerun.
-        old, new = _made_with(made), _made_now(job, str(stage_of(job)), made)
+        old = {f"settings {made.spec_sha256}", f"code {made.code}"}
+        new = {f"settings {sha256_text(spec)}", f"code {rule_digest(str(stage_of(job)))}"}
+        if made.flags_sha256:
+            old.add(f"flags {made.flags_sha256}")
+            new |= {f"flags {sha256_json([*flags])}"} if flags is not None else set()
         return ParamsChange(only_old=old - new, only_new=new - old, files={made.output})
 
     def checksums(job: Any, path: Any) -> set[Any]:
@@ -135,15 +140,3 @@ def use_sidecars(persistence: Any, stage_of: Callable[[Any], str | None]) -> Non
     persistence._read_record = read
     persistence.has_metadata = lambda job: has_metadata(job) or sidecar(job) is not None
     persistence.params_changed, persistence.input_checksums = changed, checksums
-
-
-def _made_with(made: Sidecar) -> set[str]:
-    flags = {f"flags {made.flags_sha256}"} if made.flags_sha256 else set()
-    return {f"settings {made.spec_sha256}", f"code {made.code}", *flags}
-
-
-def _made_now(job: Any, stage: str, made: Sidecar) -> set[str]:
-    spec, flags = job.params.get("spec", "{}"), job.params.get("flags")
-    has_flags = made.flags_sha256 and flags is not None
-    current = {f"flags {sha256_json([*flags])}"} if has_flags else set()
-    return {f"settings {sha256_text(spec)}", f"code {rule_digest(stage)}", *current}

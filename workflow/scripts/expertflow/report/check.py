@@ -51,7 +51,9 @@ def check_report(report: Report, inputs: ReportInputs) -> None:
     from_json(Report, plain, where="report.json")
     _check_run(report)
     check_epochs(report)
-    _check_published(report)
+    step, exported = report.evaluation.published.step, report.export.published_step
+    fault = f"{exported}, but step {step} was evaluated; run export_model again"
+    _require(exported == step, "export.published_step", fault)
     check_against_records(report, inputs)
     # Last, because a wrong figure gets a better message above.
     for path, reason in nulls.items():
@@ -99,12 +101,6 @@ def check_epochs(report: Report) -> None:
         )
         is_right = tokens <= most and not (whole and tokens != useful)
         _require(is_right, f"{EPOCHS}[{index}].tokens", fault)
-
-
-def _check_published(report: Report) -> None:
-    step, exported = report.evaluation.published.step, report.export.published_step
-    fault = f"{exported}, but step {step} was evaluated; run export_model again"
-    _require(exported == step, "export.published_step", fault)
 
 
 def check_against_records(report: Report, inputs: ReportInputs) -> None:
