@@ -7,6 +7,7 @@ ran takes what its rule took for other inputs or experts in this folder, or else
 import logging
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -35,46 +36,16 @@ Line = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class OtherJobs:
-    """Least and most seconds of jobs by what they are known from, and rules that never ran."""
-
-    known: dict[str, list[tuple[float, float]]] = field(
-        default_factory=lambda: {b: [] for b in BASES}
-    )
-    never_ran: set[str] = field(default_factory=set)
-
-    def add_job(self, rule: str, log: Path | None, forecast: str) -> None:
-        if log and (took_s := last_success_s(log.with_suffix(ATTEMPTS))) is not None:
-            self.known[LAST_RUN].append((took_s, took_s))
-        elif log and (others := _others_s(rule, log)):
-            self.known[OTHER_INPUTS].append((median(others), median(others)))
-        elif modeled := SECONDS.fullmatch(forecast):
-            self.known[MODELED].append((float(modeled[1]), float(modeled[2])))
-        else:
-            self.never_ran.add(rule)
-
-    @property
-    def hours(self) -> tuple[float, float]:
-        """The least and the most."""
-        jobs = [job for found in self.known.values() for job in found]
-        return sum(least for least, _ in jobs) / 3600, sum(most for _, most in jobs) / 3600
-
-    def describe(self, hours: str) -> str:
-        """Return the line below the table, ``hours`` formatted; empty without such jobs."""
-        bases = [f"{len(found)} {basis}" for basis, found in self.known.items() if found]
-        parts = [f"{hours} hours, {', '.join(bases)}"] if bases else []
-        if self.never_ran:
-            parts.append(f"unknown for those that never ran: {', '.join(sorted(self.never_ran))}")
-        return f"Other jobs: {'; '.join(parts)}" if parts else ""
-
-
-@dataclass(slots=True)
 class PendingJobs:
-    """The rules of each expert's jobs that would run, and the forecast of its training."""
+    """The rules of each expert's jobs that would run, and the forecast of its training.
+
+    ``others`` are the other jobs: what each is known from, and its least and most seconds.
+    """
 
     rules: dict[str, list[str]] = field(default_factory=dict)
     forecasts: dict[str, str] = field(default_factory=dict)
-    others: OtherJobs = field(default_factory=OtherJobs)
+    others: list[tuple[str, float, float]] = field(default_factory=list)
+    never_ran: set[str] = field(default_factory=set)
 
     def add_job(self, record: logging.LogRecord) -> None:
         """Add the job of a JOB_INFO event; jobs that belong to no expert are ignored."""
@@ -84,11 +55,17 @@ class PendingJobs:
         if not isinstance(rule, str) or not isinstance(expert, str):
             return
         self.rules.setdefault(expert, []).append(rule)
-        forecast = str(getattr(event.get("resources"), "forecast", ""))
+        forecast, log = str(getattr(event.get("resources"), "forecast", "")), find_log(record)
         if rule == TRAIN:
             self.forecasts[expert] = forecast
+        elif log and (took_s := last_success_s(log.with_suffix(ATTEMPTS))) is not None:
+            self.others.append((LAST_RUN, took_s, took_s))
+        elif log and (runs_s := _other_runs_s(rule, log)):
+            self.others.append((OTHER_INPUTS, median(runs_s), median(runs_s)))
+        elif modeled := SECONDS.fullmatch(forecast):
+            self.others.append((MODELED, float(modeled[1]), float(modeled[2])))
         else:
-            self.others.add_job(rule, find_log(record), forecast)
+            self.never_ran.add(rule)
 
     def list_trainings(self) -> list[Line]:
         """Return a line per expert to train, sorted by name, in the order of ``HEADER``."""
@@ -98,7 +75,7 @@ class PendingJobs:
         ]
 
 
-def _others_s(rule: str, log: Path) -> list[float]:
+def _other_runs_s(rule: str, log: Path) -> list[float]:
     results = log.parent.parent.parent  # results/a/logs/b.log
     times = map(last_success_s, results.glob(f"*/logs/{rule}*{ATTEMPTS}"))
     return [took_s for took_s in times if took_s is not None]
@@ -136,16 +113,24 @@ def print_table(jobs: PendingJobs, stream: TextIO) -> None:
         _print_trainings(lines, stream)
     else:
         print(f"\n{NOTHING}", file=stream)
-    for text in _sums(jobs.others, lines):
+    for text in _sums(jobs, lines):
         print(text, file=stream)
 
 
-def _sums(others: OtherJobs, lines: list[Line]) -> list[str]:
-    low, high = others.hours
-    spent = others.describe(" to ".join(dict.fromkeys((_number(low), _number(high)))))
+def _sums(jobs: PendingJobs, lines: list[Line]) -> list[str]:
+    low = sum(least_s for _, least_s, _ in jobs.others) / 3600
+    high = sum(most_s for _, _, most_s in jobs.others) / 3600
+    counts, parts = Counter(basis for basis, *_ in jobs.others), []
+    if counts:
+        spent = " to ".join(dict.fromkeys((_number(low), _number(high))))
+        bases = ", ".join(f"{counts[basis]} {basis}" for basis in BASES if counts[basis])
+        parts.append(f"{spent} hours, {bases}")
+    if jobs.never_ran:
+        parts.append(f"unknown for those that never ran: {', '.join(sorted(jobs.never_ran))}")
+    found = [f"Other jobs: {'; '.join(parts)}"] if parts else []
     hours = add_ranges([line[2] for line in lines])
-    if not spent or others.never_ran or hours == UNKNOWN:
-        return [spent] if spent else []
+    if not parts or jobs.never_ran or hours == UNKNOWN:
+        return found
     total = f"Total: {_add(hours, low, high)} hours"
     # Other jobs can be priced only if all trainings have the same price per hour.
     prices = {price for line in lines for price in re.findall(r"\$([\d.]+)/h", line[-1])}
@@ -153,7 +138,7 @@ def _sums(others: OtherJobs, lines: list[Line]) -> list[str]:
     if dollars != UNKNOWN and len(prices) == 1:
         price = float(prices.pop())
         total += f", {_add(dollars, low * price, high * price)} dollars"
-    return [spent, f"{total}, one job at a time"]
+    return [*found, f"{total}, one job at a time"]
 
 
 def _add(text: str, low: float, high: float) -> str:
