@@ -16,7 +16,7 @@ from expertflow.data.layout import read_layout
 from expertflow.data.records import Layout
 from expertflow.data.render import Renderer, split_question
 from expertflow.tokens import engine as engine_module
-from expertflow.tokens.engine import Encoder, Engine, FastEngine, choose_engine
+from expertflow.tokens.engine import Engine, FastEngine, choose_engine
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.tokenize import tokenize
 from expertflow.tokens.tokenizer import train_tokenizer
@@ -43,11 +43,11 @@ def qwen(shared_data: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(qwen: Path) -> list[Encoder]:
+def engines(qwen: Path) -> list[Engine]:
     return [choose_engine(qwen, wanted=w, sample=["a text"]) for w in ("auto", "tokenizers")]
 
 
-def test_both_engines_produce_the_golden_ids(engines: list[Encoder]) -> None:
+def test_both_engines_produce_the_golden_ids(engines: list[Engine]) -> None:
     assert [engine.name for engine in engines] == ["fastokens", "tokenizers"]
     for engine in engines:
         assert engine.encode_flat(list(GOLDEN)).tolist() == list(GOLDEN.values())
@@ -66,7 +66,7 @@ def random_texts() -> list[str]:
     return texts + ["".join(rng.choices(blanks + "a1.'" + marks, k=15)) for _ in range(3000)]
 
 
-def test_random_unicode_has_the_same_ids(engines: list[Encoder], shared_data: Path) -> None:
+def test_random_unicode_has_the_same_ids(engines: list[Engine], shared_data: Path) -> None:
     gpt2 = shared_data / "tokenizers" / "gpt2"
     other = choose_engine(gpt2, wanted="auto", sample=[])
     assert other.name == "fastokens", other.reason

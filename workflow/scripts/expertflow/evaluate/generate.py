@@ -29,7 +29,7 @@ from expertflow.core.records import Record
 from expertflow.data.records import Layout
 from expertflow.evaluate.answer_text import cut_at, without_thoughts
 from expertflow.evaluate.records import Decoding, GenerationSpec
-from expertflow.tokens.engine import Encoder, Engine
+from expertflow.tokens.engine import Engine
 from expertflow.train.device import is_out_of_memory
 from expertflow.train.model.packed import causal_lm
 
@@ -132,7 +132,7 @@ def end_ids(config: Any, *more: int) -> frozenset[int]:
 
 
 def finish_answer(
-    ids: list[int], prompt: str, engine: Encoder, *, ends: frozenset[int], stops: tuple[str, ...]
+    ids: list[int], prompt: str, engine: Engine, *, ends: frozenset[int], stops: tuple[str, ...]
 ) -> Answer:
     """Cut generated ids at an end token or stop text, and drop the thoughts."""
     end = next((i for i, token in enumerate(ids) if token in ends), None)
@@ -186,7 +186,7 @@ def generation_mode(lm: PreTrainedModel, *, ends: frozenset[int], pad_id: int) -
 
 
 def _continued(
-    lm: PreTrainedModel, prompts: Ids, rooms: list[int], engine: Encoder, spec: GenerationSpec
+    lm: PreTrainedModel, prompts: Ids, rooms: list[int], engine: Engine, spec: GenerationSpec
 ) -> Ids:
     """Return the ids that follow each prompt, at most its room, padded to equal length."""
     config, rows = lm.generation_config, [torch.tensor(prompt) for prompt in prompts]
@@ -238,7 +238,7 @@ class Endings(StoppingCriteria):  # type: ignore[misc]
     """Find rows that are out of room or wrote a stop text, which may span tokens."""
 
     def __init__(
-        self, start: int, rooms: list[int], engine: Encoder, stops: tuple[str, ...]
+        self, start: int, rooms: list[int], engine: Engine, stops: tuple[str, ...]
     ) -> None:
         self.start, self.rooms, self.engine, self.stops = start, rooms, engine, stops
         self.n_tail = max((len(stop.encode()) for stop in stops), default=0) + MARGIN_TOKENS

@@ -6,7 +6,6 @@ first texts with both; a single different id falls back to ``tokenizers``.
 
 import json
 import re
-from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -25,19 +24,41 @@ CHOSEN = "set in the manifest"
 _LIMITS = re.compile(r'"(truncation|padding)"\s*:\s*\{')
 
 
-class Encoder(ABC):
-    """A loaded tokenizer; ``reason`` says why it is this engine."""
+class Engine:
+    """Hugging Face ``tokenizers``, encoding special tokens in text as plain characters.
 
-    name: str
-    version: str
+    Special ids enter a document only through ``special_id``. ``reason`` says why this engine is
+    used.
+    """
+
+    name = "tokenizers"
+    version = str(tokenizers.__version__)
     reason = CHOSEN
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, directory: Path) -> None:
+        path = directory / TOKENIZER_FILE
+        if not path.is_file():
+            raise DataError(
+                f"{directory}: no {TOKENIZER_FILE}; set the folder or hub id of a model that was"
+                " saved with its fast tokenizer"
+            )
+        try:
+            self._tokenizer: Any = tokenizers.Tokenizer.from_str(_read_settings(directory))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise DataError(f"{path}: damaged ({error!s:.99}); save the tokenizer again") from error
+        self._tokenizer.encode_special_tokens = True
 
-    @abstractmethod
-    def encode_flat(self, texts: list[str]) -> Ragged:
-        """Encode texts with nothing added around them."""
+    @property
+    def vocab_size(self) -> int:
+        """One above the highest id; lower ids may have gaps."""
+        ids: list[int] = list(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        return 1 + max(ids)
+
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        self._tokenizer.encode_special_tokens = False
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        self._tokenizer.encode_special_tokens = True
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
@@ -53,56 +74,23 @@ class Encoder(ABC):
             )
         return token_id
 
-
-class Engine(Encoder):
-    """Hugging Face ``tokenizers``, encoding special tokens in text as plain characters.
-
-    Special ids enter a document only through ``special_id``.
-    """
-
-    name = "tokenizers"
-    version = str(tokenizers.__version__)
-
-    def __init__(self, directory: Path) -> None:
-        path = directory / TOKENIZER_FILE
-        if not path.is_file():
-            raise DataError(
-                f"{directory}: no {TOKENIZER_FILE}; set the folder or hub id of a model that was"
-                " saved with its fast tokenizer"
-            )
-        try:
-            tokenizer = tokenizers.Tokenizer.from_str(_read_settings(directory))
-        except Exception as error:  # tokenizers raises nothing narrower
-            raise DataError(f"{path}: damaged ({error!s:.99}); save the tokenizer again") from error
-        super().__init__(tokenizer)
-        self._tokenizer.encode_special_tokens = True
-
-    @property
-    def vocab_size(self) -> int:
-        """One above the highest id; lower ids may have gaps."""
-        ids: list[int] = list(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        return 1 + max(ids)
-
-    def encode_with_special_tokens(self, text: str) -> list[int]:
-        self._tokenizer.encode_special_tokens = False
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        self._tokenizer.encode_special_tokens = True
-        return ids
-
     def encode_flat(self, texts: list[str]) -> Ragged:
+        """Encode texts with nothing added around them."""
         # Unlike ``encode_batch``, it does not compute character offsets.
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return Ragged.from_lists(item.ids for item in encoded)
 
 
-class FastEngine(Encoder):
+class FastEngine(Engine):
+    """The same by fastokens: encoding, decoding and special ids only."""
+
     name = "fastokens"
 
     def __init__(self, directory: Path) -> None:
         import fastokens
 
         self.version = metadata.version("fastokens")
-        super().__init__(fastokens.Tokenizer.from_json_str(_read_settings(directory)))
+        self._tokenizer = fastokens.Tokenizer.from_json_str(_read_settings(directory))
 
     def encode_flat(self, texts: list[str]) -> Ragged:
         if not texts:
@@ -136,7 +124,7 @@ def _read_settings(directory: Path) -> str:
     return json.dumps(state, ensure_ascii=False)
 
 
-def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -> Encoder:
+def choose_engine(directory: Path, *, wanted: EngineChoice, sample: list[str]) -> Engine:
     """Choose fastokens if it agrees with ``tokenizers``; DataError without a tokenizer."""
     if wanted == "tokenizers":
         return Engine(directory)

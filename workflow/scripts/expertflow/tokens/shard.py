@@ -26,7 +26,7 @@ from expertflow.data.records import ShardRecord
 from expertflow.data.render import Renderer, iter_training_texts
 from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
-from expertflow.tokens.engine import Encoder, choose_engine
+from expertflow.tokens.engine import Engine, choose_engine
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import (
     DecodedPiece,
@@ -166,7 +166,7 @@ def _tokenize_shards(
 
 
 def _encode(
-    drafts: Iterator[BatchDraft], pool: ThreadPoolExecutor, choosing: Future[Encoder]
+    drafts: Iterator[BatchDraft], pool: ThreadPoolExecutor, choosing: Future[Engine]
 ) -> Iterator[tuple[BatchDraft, Ragged]]:
     """Encode in the pool's one thread, after the choice, a few batches ahead of the consumer."""
 
@@ -198,7 +198,7 @@ def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str
 
 
 def _decode_sample(
-    draft: BatchDraft, tokens: TokenBatch, row: int, engine: Encoder
+    draft: BatchDraft, tokens: TokenBatch, row: int, engine: Engine
 ) -> DecodedSample:
     assert draft.document_ids is not None
     ids, learned = tokens.ids[row], tokens.spans[row].tolist()

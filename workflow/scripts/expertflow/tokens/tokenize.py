@@ -22,7 +22,7 @@ from expertflow.data.reject import Reject
 from expertflow.data.render import Blank, DocumentForm, Renderer
 from expertflow.data.shapes import body_of
 from expertflow.tokens.arrow import PAD_ID, PackedRows
-from expertflow.tokens.engine import Encoder, Engine
+from expertflow.tokens.engine import Engine
 from expertflow.tokens.packing import clip_spans
 from expertflow.tokens.ragged import Ints, Ragged, offsets_of, run_indices
 
@@ -97,10 +97,10 @@ class BatchDraft(Struct):
                 self._learned[-1][:, 0] = numbers
         self._chunks.append((numbers, np.full(n, len(form.items)), pieces.reshape(-1)))
 
-    def encode_texts(self, engine: Encoder) -> Ragged:
+    def encode_texts(self, engine: Engine) -> Ragged:
         return engine.encode_flat([*self.texts, *self.edges])
 
-    def assemble_tokens(self, encoded: Ragged, engine: Encoder) -> TokenBatch:
+    def assemble_tokens(self, encoded: Ragged, engine: Engine) -> TokenBatch:
         """Assemble drafted and encoded documents; those without a draft get no tokens.
 
         The text before a learned span is also tokenized separately, to find where the span starts.
@@ -156,7 +156,7 @@ class BatchDraft(Struct):
         return self.edges.setdefault(text[:at], len(self.edges))
 
 
-def tokenize(documents: Sequence[Sequence[Segment]], engine: Encoder) -> TokenBatch:
+def tokenize(documents: Sequence[Sequence[Segment]], engine: Engine) -> TokenBatch:
     draft = BatchDraft(len(documents))
     for number, document in enumerate(documents):
         draft.add_document(number, document)
