@@ -127,15 +127,12 @@ def _in_command() -> None:
 
 
 def _collect(process: subprocess.Popen[bytes]) -> int | None:
-    code = process.poll()
+    """Reap all that has ended, orphans too; return the command's exit code once it has."""
     with contextlib.suppress(ChildProcessError):
-        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while (found := os.waitid(os.P_ALL, 0, look)) is not None:
-            if found.si_pid == process.pid:
-                code = process.poll()
-            else:
-                os.waitpid(found.si_pid, os.WNOHANG)
-    return code
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            if found[0] == process.pid:
+                process.returncode = os.waitstatus_to_exitcode(found[1])
+    return process.returncode
 
 
 class _Stop:
