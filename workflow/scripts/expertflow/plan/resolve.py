@@ -73,9 +73,12 @@ def plan_training(
             draft.reasons = again.reasons
             because = "applies where the manifest leaves a setting open"
             draft.note(Training.tuned, spec.tuned, because)
-    key = tuned.calibration_key(plan, draft.facts.model_type)
-    measured, ignored = tuned.match_calibration(calibration, key)
-    cost = plan_cost(draft, plan, calibration=measured, ignored=ignored)
+    key, ignored = tuned.calibration_key(plan, draft.facts.model_type), None
+    if calibration is not None and calibration.key != key:
+        other, _ = tuned.first_difference(calibration.key, key)
+        ignored = f"the existing calibration is for another run ({other}) and is ignored"
+        calibration = None
+    cost = plan_cost(draft, plan, calibration=calibration, ignored=ignored)
     plan = replace(plan, cost=cost)
     for budget in check_budgets(cost, draft.spec):
         draft.note(*budget)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from expertflow.core.records import Record, fill_record
 from expertflow.core.settings import name_of
 from expertflow.plan.draft import PlanDraft
-from expertflow.plan.records import Calibration, MemoryTrace, PlanSpec, Reason, TrainPlan
+from expertflow.plan.records import MemoryTrace, PlanSpec, Reason, TrainPlan
 from expertflow.plan.settings import Loader
 
 # Differences smaller than this are a tie.
@@ -155,20 +155,10 @@ def _common_parts(plan: TrainPlan, model_type: str, *, of_adapter: str = "") -> 
     )
 
 
-def _first_difference(theirs: str, ours: str) -> tuple[str, str]:
+def first_difference(theirs: str, ours: str) -> tuple[str, str]:
     # A key of another version may have more or fewer parts.
     pairs = zip(theirs.split("; "), ours.split("; "), strict=False)
     return next(((t, o) for t, o in pairs if t != o), (theirs, ours))
-
-
-def match_calibration(
-    calibration: Calibration | None, key: str
-) -> tuple[Calibration | None, str | None]:
-    """Return the calibration if it belongs to this plan, else null and the reason."""
-    if calibration is None or calibration.key == key:
-        return calibration, None
-    other, _ = _first_difference(calibration.key, key)
-    return None, f"the existing calibration is for another run ({other}) and is ignored"
 
 
 def settings_of(plan: TrainPlan) -> TunedSettings:
@@ -204,7 +194,7 @@ def choose_tuned(tuning: Tuning, plan: TrainPlan, draft: PlanDraft) -> AdoptedSe
     record, spec, packing = tuning.record, draft.spec, draft.packing.packing
     key = tuning_key(plan, model_type=draft.facts.model_type, packing=packing, cpu=tuning.cpu)
     if record.key != key:
-        other, own = _first_difference(record.key, key)
+        other, own = first_difference(record.key, key)
         return f"ignored: it was tuned for another run ({other}, not {own})"
     default, free = settings_of(plan), free_settings(spec)
     found, rates, overruled = record.best, record.rates, {}
