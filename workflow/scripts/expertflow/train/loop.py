@@ -55,13 +55,13 @@ def _describe(run: TrainingRun) -> str:
 def train_step(run: TrainingRun, batches: Iterator[Batch]) -> PendingStep:
     progress, clock, index = run.progress, run.clock, run.progress.step
     start, waited = time.perf_counter(), clock.seconds["data_wait"]
-    run.timer.begin(index)
+    clock.begin_step(index)
     with clock.part("data_wait"):
         n_targets, n_tokens = run.feed.count_tokens(index)
     loss, n_padding = _accumulate(run, batches, n_targets=n_targets)
     # Set on every step, so that a checkpoint needs no schedule state.
     rate = learning_rate(index, run.plan)
-    with run.timer.part("optimizer"), memory_advice(run.plan, run.device):
+    with run.clock.part("optimizer"), memory_advice(run.plan, run.device):
         grad_norm = _update(run, rate)
     progress.step += 1
     progress.n_tokens += n_tokens
@@ -77,7 +77,7 @@ def train_step(run: TrainingRun, batches: Iterator[Batch]) -> PendingStep:
         "elapsed_s": clock.wall_s,
     }
     return PendingStep(
-        line=line, loss=loss, grad_norm=grad_norm, n_padding=n_padding, parts=run.timer.end()
+        line=line, loss=loss, grad_norm=grad_norm, n_padding=n_padding, parts=clock.end_step()
     )
 
 
@@ -94,15 +94,15 @@ def _accumulate(
     for i, weight in enumerate(weights):
         with run.clock.part("data_wait"):
             batch = next(batches)
-        with run.timer.part("h2d"):
+        with run.clock.part("h2d"):
             batch = on_device(batch, run.device)
         # Processes sum their gradients once per step, after its last micro-batch.
         skipped = no_gradient_sync(run.loss, when=i < len(weights) - 1)
         with memory_advice(run.plan, run.device), skipped:
-            with run.timer.part("forward"), accelerator.autocast():
+            with run.clock.part("forward"), accelerator.autocast():
                 # A step with only padding and prompts has no targets, and its sum is 0.
                 loss = run.loss(batch) * (weight / max(1, n_targets))
-            with run.timer.part("backward"):
+            with run.clock.part("backward"):
                 accelerator.backward(loss * run.processes.world_size)
         # Stays on the device: .item() here would wait for every micro-batch.
         total += loss.detach()

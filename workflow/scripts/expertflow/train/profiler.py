@@ -68,7 +68,7 @@ class StepProfiler:
         self._start = run.progress.step + min(N_WARM, n_left - 1 - self._n_steps)
         if self._n_steps:
             # No other measurement may fall on these steps.
-            run.timer.left_out = range(self._start, self._start + 1 + self._n_steps)
+            run.clock.left_out = range(self._start, self._start + 1 + self._n_steps)
 
     def __enter__(self) -> Self:
         return self

@@ -21,7 +21,7 @@ from expertflow.train.model.start_check import Route
 from expertflow.train.processes import Processes
 from expertflow.train.records import EvalPoint, Fallback, ModelRecord, SavePoint
 from expertflow.train.saved.checkpoint import Saver
-from expertflow.train.timing import Clock, StepTimer
+from expertflow.train.timing import Clock
 
 if TYPE_CHECKING:
     # It imports packages that a run on packed rows does not need, as in a peer's environment.
@@ -115,7 +115,6 @@ class TrainingRun(Struct, kw_only=True):
     feed: BaseFeed
     held_out: PackedRows
     clock: Clock
-    timer: StepTimer
     saver: Saver
     stop: Callable[[], bool]
     progress: TrainProgress

@@ -34,7 +34,7 @@ from expertflow.train.records import Fallback
 from expertflow.train.run import TrainingRun, TrainInputs, TrainProgress
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.saved.checkpoint import Saver
-from expertflow.train.timing import Clock, StepTimer
+from expertflow.train.timing import Clock
 
 log = logging.getLogger(__name__)
 # Elsewhere all kernels in use are already tried by other software.
@@ -50,7 +50,8 @@ def assemble_run(
     directory: Path | None,
 ) -> TrainingRun:
     plan, model = inputs.plan, inputs.model
-    progress, clock = _progress(inputs, directory)
+    cuda = processes.device.type == "cuda"
+    progress, clock = _progress(inputs, directory, cuda=cuda)
     feed, held_out, data = _data(inputs, processes)
     words = [*apply_switches(plan, processes.device), data]
     # The same seed in all processes: they draw the same new adapter weights.
@@ -78,7 +79,6 @@ def assemble_run(
         feed=feed,
         held_out=held_out,
         clock=clock,
-        timer=StepTimer(clock, processes.device),
         saver=saver,
         stop=stop,
         progress=progress,
@@ -113,7 +113,9 @@ def _data(inputs: TrainInputs, processes: Processes) -> tuple[BaseFeed, PackedRo
     return (*read_on_the_fly(plan, inputs.model, documents), source)
 
 
-def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[TrainProgress, Clock]:
+def _progress(
+    inputs: TrainInputs, directory: Path | None, *, cuda: bool
+) -> tuple[TrainProgress, Clock]:
     since_start = inputs.since_start
     # A second attempt of this process includes the first one's time.
     earlier = {"wall": inputs.seen_s + (0.0 if since_start else process_age_s())}
@@ -126,7 +128,7 @@ def _progress(inputs: TrainInputs, directory: Path | None) -> tuple[TrainProgres
         # The file also contains what only the checkpoint itself needs, such as the seed.
         known = {key: saved[key] for key in TrainProgress.__struct_fields__}
         progress, earlier = from_json(TrainProgress, known), saved["clock"] | earlier
-    return progress, Clock(earlier, since_process_start=since_start)
+    return progress, Clock(earlier, since_process_start=since_start, cuda=cuda)
 
 
 def _resume(run: TrainingRun, directory: Path, inputs: TrainInputs) -> None:

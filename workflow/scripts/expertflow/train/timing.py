@@ -16,10 +16,18 @@ PARTS = ("h2d", "forward", "backward", "optimizer")
 
 
 class Clock:
-    """Host seconds by part. Wall time starts with the process, imports included, or now."""
+    """Host seconds by part, and in sampled steps also the device's seconds of the step's parts.
+
+    Wall time starts with the process, imports included, or now. Steps in ``left_out``, slowed by a
+    profiler, are not sampled.
+    """
 
     def __init__(
-        self, earlier: dict[str, float] | None = None, *, since_process_start: bool = True
+        self,
+        earlier: dict[str, float] | None = None,
+        *,
+        since_process_start: bool = True,
+        cuda: bool = False,
     ) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float, earlier or {})
         self._earlier_wall = self.seconds.pop("wall", 0.0)
@@ -27,6 +35,8 @@ class Clock:
         age_s = process_age_s() if since_process_start else 0.0
         # Not the time of day, which may be set during a run.
         self._start = time.perf_counter() - age_s
+        self._cuda, self.left_out = cuda, range(0)
+        self._marks: list[tuple[str, Any, Any]] | None = None
 
     @property
     def wall_s(self) -> float:
@@ -34,11 +44,32 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
+        marks = self._marks if name in PARTS else None
+        mark = None if marks is None else mark_time(cuda=self._cuda)
         start = time.perf_counter()
         try:
             yield
         finally:
             self.seconds[name] += time.perf_counter() - start
+        if marks is not None:
+            marks.append((name, mark, mark_time(cuda=self._cuda)))
+
+    def begin_step(self, step: int) -> None:
+        self._marks = [] if is_sampled(step) and step not in self.left_out else None
+
+    def end_step(self) -> Callable[[], dict[str, float]] | None:
+        """Return how to read a sampled step's seconds by part, for when the device is done."""
+        marks, self._marks = self._marks, None
+        if marks is None:
+            return None
+
+        def read() -> dict[str, float]:
+            seconds = dict.fromkeys(PARTS, 0.0)
+            for name, start, end in marks:
+                seconds[name] += seconds_between(start, end)
+            return seconds
+
+        return read
 
     def book_startup(self) -> None:
         """Book this session's unnamed time so far as start-up."""
@@ -64,40 +95,3 @@ def mark_time(*, cuda: bool) -> Any:
 
 def seconds_between(start: Any, end: Any) -> float:
     return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1000)
-
-
-class StepTimer:
-    """Books each part's host seconds, and in sampled steps also the device's.
-
-    Steps in ``left_out``, slowed by a profiler, are not sampled.
-    """
-
-    def __init__(self, clock: Clock, device: torch.device) -> None:
-        self._clock, self._cuda = clock, device.type == "cuda"
-        self._marks: list[tuple[str, Any, Any]] | None = None
-        self.left_out = range(0)
-
-    def begin(self, step: int) -> None:
-        self._marks = [] if is_sampled(step) and step not in self.left_out else None
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        marks = self._marks
-        start = None if marks is None else mark_time(cuda=self._cuda)
-        with self._clock.part(name):
-            yield
-        if marks is not None:
-            marks.append((name, start, mark_time(cuda=self._cuda)))
-
-    def end(self) -> Callable[[], dict[str, float]] | None:
-        marks, self._marks = self._marks, None
-        if marks is None:
-            return None
-
-        def read() -> dict[str, float]:
-            seconds = dict.fromkeys(PARTS, 0.0)
-            for name, start, end in marks:
-                seconds[name] += seconds_between(start, end)
-            return seconds
-
-        return read
