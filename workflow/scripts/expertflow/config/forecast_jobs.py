@@ -31,13 +31,10 @@ LAYER_S, ANSWER_FRACTION, SCORING_S = (2e-4, 2e-3), (0.2, 1.0), (1e-3, 0.2)
 ROW_BYTES_PER_RECORD_BYTE = (0.5, 4.0)
 
 
-class JobForecaster:
+class JobForecaster(Forecaster):
     """Models jobs of one expert; ``wildcards`` distinguish those of a rule."""
 
-    def __init__(self, forecaster: Forecaster) -> None:
-        self.forecaster, self.expert = forecaster, forecaster.expert
-
-    def forecast(self, rule: str, wildcards: Any) -> str | None:
+    def forecast_job(self, rule: str, wildcards: Any) -> str | None:
         """Return ``0.3 to 4.5 s``; null if the rule is not modeled or its work is unknown.
 
         An unreadable record must not end a run.
@@ -86,7 +83,7 @@ class JobForecaster:
         return START_S[0], TORCH_START_S[1]
 
     def stage_to_nvme(self, _: Any) -> Range:
-        rows = _times(self.forecaster.count_bytes(), ROW_BYTES_PER_RECORD_BYTE)
+        rows = _times(self.count_bytes(), ROW_BYTES_PER_RECORD_BYTE)
         return _add(START_S, _over(_add(rows, self._weight_bytes()), COPYING))
 
     def generate_answers(self, wildcards: Any) -> Range:
@@ -96,7 +93,7 @@ class JobForecaster:
             raise Unknown
         n_batches = self._count_questions(wildcards) / spec.batch_size
         n_steps = _times((n_batches, n_batches), ANSWER_FRACTION, spec.max_new_tokens)
-        n_layers = self.forecaster.current_facts().n_layers
+        n_layers = self.current_facts().n_layers
         answering = _times(n_steps, LAYER_S, n_layers)
         # The base model, and the trained one.
         loading = _over(_times(self._weight_bytes(), (2, 2)), HASHING)
@@ -115,7 +112,7 @@ class JobForecaster:
         return 1.0, 10.0
 
     def _reading(self, speed: Range, *sources: str, n_parts: int = 1) -> Range:
-        return _add(START_S, _over(self.forecaster.count_bytes(*sources), speed, n_parts))
+        return _add(START_S, _over(self.count_bytes(*sources), speed, n_parts))
 
     def _count_questions(self, wildcards: Any) -> int:
         spec = specs.generate_answers(self.expert, wildcards)
@@ -138,7 +135,7 @@ class JobForecaster:
         return _over((n_bytes, n_bytes), DOWNLOADING)
 
     def _weight_bytes(self) -> Range:
-        n_weights = count_weights(self.forecaster.current_facts())
+        n_weights = count_weights(self.current_facts())
         return 2.0 * n_weights, 4.0 * n_weights
 
 

@@ -323,10 +323,10 @@ class Workflow:
         def found(wildcards: Any) -> str | None:
             if not self._shows_forecast():
                 return None
-            forecaster = Forecaster(self._expert(wildcards))
+            forecaster = JobForecaster(self._expert(wildcards))
             if rule == "train_expert":
                 return forecaster.forecast().text()
-            return JobForecaster(forecaster).forecast(rule, wildcards)
+            return forecaster.forecast_job(rule, wildcards)
 
         return one_line(found)
 
