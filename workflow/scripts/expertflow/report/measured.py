@@ -52,14 +52,6 @@ def convert_value(value: Measured[T], convert: Callable[[T], V]) -> V | Missing:
     return value if isinstance(value, Missing) else convert(value)
 
 
-def explain(record: R, reasons: Mapping[str, str], default: str | None = None) -> R:
-    """Return a record with its nulls replaced by their reasons, if any."""
-    nulls = [name for name in record.__struct_fields__ if getattr(record, name) is None]
-    # A null without a reason stays one; check_report rejects it unless it is intentional.
-    found = {name: reasons.get(name, default) for name in nulls}
-    return replace(record, **{name: Missing(why) for name, why in found.items() if why})
-
-
 def doc(text: str, *, of: str | None = None) -> Meta:
     """Describe a key of the report; ``of`` is its name in the source record.
 
@@ -81,7 +73,7 @@ def _source_names(section: type[Struct]) -> dict[str, tuple[str, ...]]:
 
 def fill(
     cls: type[R],
-    *sources: Record,
+    *sources: Struct,
     why: Mapping[str, str] = MappingProxyType({}),
     default: str | None = None,
     **given: Any,
@@ -99,9 +91,15 @@ def fill(
                 for source in sources
                 if field in source.__struct_fields__
             )
+            # A null without a reason stays one; check_report rejects it unless it is intentional.
             reason = why.get(field, default)
             given[name] = Missing(reason) if value is None and reason is not None else value
     return cls(**given)
+
+
+def explain(record: R, reasons: Mapping[str, str], default: str | None = None) -> R:
+    """Return a record with its nulls replaced by their reasons, if any."""
+    return fill(type(record), record, why=reasons, default=default)
 
 
 def to_plain(value: Any) -> tuple[Any, dict[str, str | None]]:
