@@ -80,8 +80,8 @@ def note_missing_files(results: Path) -> None:
     for first, *others in filter(None, gone.values()):
         what = f"{first} and {len(others)} more files are" if others else f"{first} is"
         note(
-            f"{what} gone, though still listed by a record; a run makes them again only where it"
-            " needs them, and in any case after make repair"
+            f"{what} gone, though still listed by a record; a run makes again only what it needs."
+            " make verify lists all; make repair has all made again, which may repeat a training"
         )
 
 
