@@ -7,9 +7,9 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.strict_json import MAX_DEPTH, count_levels, parse_json
 from expertflow.data.checks import cypher, language, sql, typescript
 from expertflow.data.records import Fields
-from expertflow.data.reject import Filtered, Reject, clip_message, excerpt
+from expertflow.data.reject import Filtered, clip_message, excerpt
 from expertflow.data.settings import CheckName, FieldCheck
-from expertflow.data.shapes import MISSING, look_up, with_value
+from expertflow.data.shapes import MISSING, look_up, reject_missing_field, with_value
 
 # Longer documents are not validated against a schema.
 MAX_JSON_CHARS = 1_000_000
@@ -42,7 +42,7 @@ def build_checks(checks: tuple[FieldCheck, ...], *, source: str) -> Callable[[Fi
             field = check.field
             value = look_up(record, field)
             if value is MISSING:
-                raise Reject("missing_field", "a check needs this field", field=field)
+                raise reject_missing_field(record, field)
             if value is None:
                 continue
             if kind.of_text and not isinstance(value, str):
@@ -104,7 +104,7 @@ def _check_json(value: Any, record: Fields, check: FieldCheck) -> None:
     if place is not None:
         schema = look_up(record, place)
         if schema is MISSING:
-            raise Reject("missing_field", "a check needs the schema in this field", field=place)
+            raise reject_missing_field(record, place)
         if schema is None:
             raise Filtered("schema_missing", "the record has no schema", field=place)
     if isinstance(value, str):
