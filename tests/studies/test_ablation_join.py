@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from expertflow.core.errors import DataError
+from expertflow.core.student import student_quantile
 from expertflow.plan.records import TrainPlan
 from expertflow.staging.records import Staged
 from expertflow.studies import compare_trials
@@ -17,7 +18,6 @@ from expertflow.studies.compare_trials import (
     estimate_ratio,
     hours_ratios,
     read_speed_ratios,
-    t_quantile,
 )
 from expertflow.studies.records import (
     IS_ONE,
@@ -60,7 +60,7 @@ def plain(name: str, reason: str = "", outcome: str = "is the plan") -> VariantR
 
 def test_an_interval_uses_logarithms_and_the_tables_quantiles() -> None:
     table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 9: 2.2622, 10: 2.2281, 49: 2.0096}
-    assert {n: t_quantile(n) for n in table} == pytest.approx(table, abs=1e-4)
+    assert {n: student_quantile(n) for n in table} == pytest.approx(table, abs=1e-4)
     # Logarithms -0.1, 0, 0.1: mean 0, deviation 0.1, half-width 4.3027 * 0.1 / sqrt(3).
     found = estimate_ratio([math.exp(-0.1), 1.0, math.exp(0.1)])
     assert found.value == pytest.approx(1)

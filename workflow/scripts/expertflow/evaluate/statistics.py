@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from expertflow.core.student import student_quantile
 from expertflow.evaluate.records import Change, Judgment, PairedChange, TaskScore
 
 Floats = NDArray[np.float64]
@@ -103,14 +104,7 @@ def tail_of_interval(n: int) -> float:
     distribution is wider than the normal one (Hesterberg, The American Statistician 69 (2015)
     371-386).
     """
-    return NormalDist().cdf(-student_quantile(n) * sqrt(n / (n - 1))) if n > 1 else 0.0
-
-
-def student_quantile(n: int) -> float:
-    """Return Student's 97.5 % quantile of n units, as a series: within 0.2 % from six on."""
-    z, v = Z_95, 4 * (n - 1)
-    t = z + (z**3 + z) / v + (5 * z**5 + 16 * z**3 + 3 * z) / (6 * v**2)
-    return t + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (6 * v**3)
+    return NormalDist().cdf(-student_quantile(n - 1) * sqrt(n / (n - 1))) if n > 1 else 0.0
 
 
 def wilson_interval(n_correct: float, n: float) -> tuple[float, float]:
@@ -146,7 +140,7 @@ def count_independent(right: ArrayLike, groups: Sequence[Hashable]) -> float:
         rest_N = np.ones(n)
     between = float((_sum_by_group(rest_N, groups) ** 2).sum()) / (n_groups - 1) * n_groups
     within = float((rest_N**2).sum()) / (n - 1) * n
-    ratio = student_quantile(n) / student_quantile(n_groups)
+    ratio = student_quantile(n - 1) / student_quantile(n_groups - 1)
     return n / max(1.0, between / within) * ratio**2
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from expertflow.core.settings import name_of
+from expertflow.core.student import student_quantile
 from expertflow.hardware.disk import measure_file
 from expertflow.plan.cost import count_saves
 from expertflow.plan.records import TrainPlan
@@ -29,8 +30,6 @@ LAST_PART = 1 / 3
 SAME_UPDATES = 0.1
 # Settings that change what is learned.
 LEARNS_OTHERWISE = {name_of(Training.method), name_of(Training.lora)}
-# Quantile of a two-sided 95 % interval.
-TAIL = 0.975
 
 
 def estimate_ratio(ratios: Sequence[float]) -> Estimate:
@@ -40,7 +39,7 @@ def estimate_ratio(ratios: Sequence[float]) -> Estimate:
     # In logarithms, so that inverting the ratios inverts the interval.
     logs = np.log(np.asarray(ratios, np.float64))
     mean = float(logs.mean())
-    half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    half = student_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
     return Estimate(
         value=math.exp(mean),
         low=math.exp(mean - half),
@@ -48,36 +47,6 @@ def estimate_ratio(ratios: Sequence[float]) -> Estimate:
         least=float(min(ratios)),
         most=float(max(ratios)),
     )
-
-
-def t_quantile(n_degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's t for an integer number of degrees of freedom.
-
-    >>> round(t_quantile(2), 3)
-    4.303
-    """
-    low, high = 0.0, 1e4
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_cdf(middle, n_degrees) < TAIL else (low, middle)
-    return (low + high) / 2
-
-
-def _t_cdf(t: float, n: int) -> float:
-    """Return the probability of at most ``t``, by the finite sums for integer degrees of freedom.
-
-    odd   (2/pi) (angle + sin cos (1 + 2/3 cos^2 + 2*4/(3*5) cos^4 ...))
-    even  sin (1 + 1/2 cos^2 + 1*3/(2*4) cos^4 ...)
-    """
-    angle, odd = math.atan(t / math.sqrt(n)), n % 2  # t = sqrt(n) tan(angle)
-    total, term = 0.0, 1.0
-    for k in range(n // 2):
-        total += term
-        term *= math.cos(angle) ** 2 * (2 * k + 1 + odd) / (2 * k + 2 + odd)
-    both = math.sin(angle) * total
-    if odd:
-        both = 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
-    return (1 + both) / 2
 
 
 def compare_losses(
