@@ -106,8 +106,8 @@ def test_places_are_described_once_each(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "refused").symlink_to("x" * 300)
     places = [(tmp_path / name, "test") for name in ("b", "absent", "refused", "link", ".")]
     found = disk.describe_places(places, measure=True, file_bytes=1)
-    assert [Path(place.path).name for place in found] == ["b", tmp_path.name]
-    assert {place.read_bytes_per_s for place in found} == {5e8}
+    assert [Path(place["path"]).name for place in found] == ["b", tmp_path.name]
+    assert {place["read_bytes_per_s"] for place in found} == {5e8}
     # One device, one measurement.
     measure.assert_called_once()
 
@@ -116,13 +116,13 @@ def test_memory_and_full_disks_are_skipped(tmp_path: Path, monkeypatch: pytest.M
     kind = "tmpfs"
     monkeypatch.setattr(disk, "file_system", lambda path: kind)
     (place,) = disk.describe_places([(tmp_path, "test")], measure=True)
-    assert place.read_bytes_per_s is None and "memory" in place.read_method
+    assert place["read_bytes_per_s"] is None and "memory" in place["read_method"]
     kind = "ext4"
     free = psutil.disk_usage(str(tmp_path)).free
     (place,) = disk.describe_places([(tmp_path, "test")], measure=True, file_bytes=free // 3)
-    assert place.read_bytes_per_s is None and "GB free" in place.read_method
+    assert place["read_bytes_per_s"] is None and "GB free" in place["read_method"]
     (place,) = disk.describe_places([(tmp_path, "test")], measure=False)
-    assert place.read_method == disk.NOT_ASKED
+    assert place["read_method"] == disk.NOT_ASKED
     (tmp_path / "mnt" / "nvme1").mkdir(parents=True)
     found = list(disk.list_candidates({"SLURM_TMPDIR": "/s", "TMPDIR": ""}, tmp_path))
     assert found[0] == (Path("/s"), "SLURM_TMPDIR")

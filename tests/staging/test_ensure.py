@@ -15,7 +15,6 @@ from support import wait_for
 
 from expertflow.core.errors import DataError, HardwareError, TrainingError, TransientError
 from expertflow.hardware import disk, probe
-from expertflow.hardware.records import ScratchFacts
 from expertflow.staging import ensure, store
 from expertflow.staging.content import Content, read_content, weights_key
 from expertflow.staging.ensure import choose_place, open_staged, plan_staging
@@ -195,13 +194,13 @@ class Machine(Struct):
         self.n_measured += 1
         return self.source_speed, "256 MiB"
 
-    def describe(self, places: Any, *, measure: bool) -> list[ScratchFacts]:
+    def describe(self, places: Any, *, measure: bool) -> list[dict[str, Any]]:
         assert measure
         return [
-            ScratchFacts(
-                path=str(path), asked_by=why, file_system="xfs", free_bytes=1 << 40,
-                read_bytes_per_s=self.disks[path], read_method="256 MiB",
-            )
+            {
+                "path": str(path), "asked_by": why, "file_system": "xfs", "free_bytes": 1 << 40,
+                "read_bytes_per_s": self.disks[path], "read_method": "256 MiB",
+            }
             for path, why in places
         ]  # fmt: skip
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from io import RawIOBase
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from expertflow.core.format import gb
-from expertflow.hardware.records import ScratchFacts
 
 FILE_BYTES, CHUNK_BYTES = 256 << 20, 4 << 20
 # A place is measured only if the file would take at most a quarter of the free space.
@@ -41,10 +41,13 @@ def list_candidates(
 
 def describe_places(
     places: Iterable[tuple[Path, str]], *, measure: bool, file_bytes: int = FILE_BYTES
-) -> tuple[ScratchFacts, ...]:
-    """Describe the writable places, once each; each device is measured once."""
+) -> list[dict[str, Any]]:
+    """Describe the writable places as JSON, once each; each device is measured once.
+
+    ``read_method``: how the speed was measured, or why not.
+    """
     measured: dict[int, Speed] = {}
-    found: dict[Path, ScratchFacts] = {}
+    found: dict[Path, dict[str, Any]] = {}
     for path, asked_by in places:
         place = path.resolve()
         # Access first: below an inaccessible folder, is_dir() raises.
@@ -58,15 +61,15 @@ def describe_places(
             speed = None, f"not measured: only {gb(free)} free"
         elif measure:
             speed = measured[device] = measured.get(device) or measure_disk(place, file_bytes)
-        found[place] = ScratchFacts(
-            path=str(path),
-            asked_by=asked_by,
-            file_system=kind,
-            free_bytes=free,
-            read_bytes_per_s=speed[0],
-            read_method=speed[1],
-        )
-    return tuple(found.values())
+        found[place] = {
+            "path": str(path),
+            "asked_by": asked_by,
+            "file_system": kind,
+            "free_bytes": free,
+            "read_bytes_per_s": speed[0],
+            "read_method": speed[1],
+        }
+    return list(found.values())
 
 
 def measure_disk(folder: Path, file_bytes: int) -> Speed:

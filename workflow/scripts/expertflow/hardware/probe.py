@@ -16,7 +16,6 @@ import psutil
 
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
-from expertflow.core.records import to_json
 from expertflow.hardware.disk import describe_places, list_candidates
 from expertflow.hardware.gpu_table import CardRow, describe_unlisted, find_row, gpu_by_name
 from expertflow.hardware.nvml import HIDDEN, NO_DRIVER, Device, open_gpus
@@ -161,7 +160,7 @@ def probe_machine(*, table: Sequence[CardRow] = (), measure_disks: bool = False)
         **machine,
         "driver": gpus.driver,
         "gpus": seen,
-        "scratch": to_json(describe_places(list_candidates(os.environ), measure=measure_disks)),
+        "scratch": describe_places(list_candidates(os.environ), measure=measure_disks),
         "simulated": gpus.simulated,
         "unavailable": unavailable,
         "remarks": list(gpus.remarks),

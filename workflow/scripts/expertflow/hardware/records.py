@@ -129,17 +129,6 @@ class MonitorRecord(Card, frozen=True, kw_only=True):
     epoch_s: float | None = None
 
 
-class ScratchFacts(Record, frozen=True, kw_only=True):
-    """A place for a copy of the rows; ``read_method``: how its speed was measured, or why not."""
-
-    path: str
-    asked_by: str
-    file_system: str | None
-    free_bytes: int
-    read_bytes_per_s: float | None
-    read_method: str
-
-
 def name_processors(n_usable: int, model: str | None) -> str:
     """Name a machine by its processors, so that records of the same machine can be matched."""
     return f"{n_usable} processors, {model or 'unnamed'}"

@@ -212,7 +212,7 @@ def _choose_fastest(content: Content, note: Staged) -> tuple[Path | None, Staged
     speed, how = disk.measure_file(content.largest)
     places = (p for p in disk.list_candidates(os.environ) if _may_hold(p[0], content))
     found = disk.describe_places(places, measure=True)
-    speeds = [place.read_bytes_per_s or 0.0 for place in found]
+    speeds = [place["read_bytes_per_s"] or 0.0 for place in found]
     note = replace(note, source_read_bytes_per_s=speed, source_read_method=how)
     where = f"it is on {note.source_file_system or 'an unknown file system'}"
     if not any(speeds):
@@ -221,8 +221,9 @@ def _choose_fastest(content: Content, note: Staged) -> tuple[Path | None, Staged
     fastest, best = max(speeds), found[speeds.index(max(speeds))]
     source = f"an unknown speed ({how})" if speed is None else f"{speed / 1e9:.2f} GB/s"
     reason = (
-        f"{where}, read at {source}, and {best.path} ({best.asked_by}) at {fastest / 1e9:.2f} GB/s"
+        f"{where}, read at {source}, and {best['path']} ({best['asked_by']}) at"
+        f" {fastest / 1e9:.2f} GB/s"
     )
-    target = {"target_read_bytes_per_s": fastest, "target_read_method": best.read_method}
+    target = {"target_read_bytes_per_s": fastest, "target_read_method": best["read_method"]}
     is_faster = speed is None or fastest >= GAIN * speed
-    return Path(best.path) if is_faster else None, replace(note, reason=reason, **target)
+    return Path(best["path"]) if is_faster else None, replace(note, reason=reason, **target)
