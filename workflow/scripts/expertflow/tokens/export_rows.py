@@ -14,14 +14,7 @@ from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
 from expertflow.core.records import Record
-from expertflow.tokens.arrow import (
-    ROWS_FILE,
-    PackedRows,
-    arrow_lists,
-    read_rows,
-    rows_schema,
-    write_dataset,
-)
+from expertflow.tokens import arrow
 from expertflow.tokens.packing import IGNORE
 from expertflow.tokens.ragged import Ragged, offsets_of, run_indices
 
@@ -39,7 +32,7 @@ class ExportSummary(Record, frozen=True, kw_only=True):
 
 def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -> ExportSummary:
     _check(source, output)
-    rows = read_rows(source)
+    rows = arrow.read_rows(source)
     counts = np.zeros(2, np.int64)
 
     def batches() -> Iterator[list[pa.Array]]:
@@ -62,12 +55,12 @@ def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -
     values = pa.list_(pa.int32() if targets == "labels" else pa.int8(), size)
     ids, lengths = pa.list_(pa.int32(), size), pa.list_(pa.int32())
     schema = pa.schema([("input_ids", ids), ("seq_lengths", lengths), (targets, values)])
-    write_dataset(output, schema, batches())
+    arrow.write_dataset(output, schema, batches())
     n_tokens, n_targets = counts.tolist()
     return ExportSummary(n_rows=len(rows), n_tokens=n_tokens, n_target_tokens=n_targets)
 
 
-def target_mask(rows: PackedRows, chosen: NDArray[np.integer]) -> Mask:
+def target_mask(rows: arrow.PackedRows, chosen: NDArray[np.integer]) -> Mask:
     """Return the [B, L] target mask: in a supervised span, not first in a document."""
     length = rows.length
     mask = np.zeros(len(chosen) * length, np.bool_)
@@ -100,19 +93,19 @@ def _columns(
         kept = run_indices(np.arange(n_rows) * length, used)
         offsets = pa.array(offsets_of(used), pa.int32())
         lists = [pa.ListArray.from_arrays(offsets, pa.array(v[kept])) for v in (ids, values)]
-    return [lists[0], arrow_lists(lengths), lists[1]]
+    return [lists[0], arrow.arrow_lists(lengths), lists[1]]
 
 
 def _check(source: Path, output: Path) -> None:
-    file = source / ROWS_FILE
+    file = source / arrow.ROWS_FILE
     if not file.is_file():
-        raise DataError(f"{source}: has no {ROWS_FILE}; choose a packed split, e.g. packed/train")
+        raise DataError(f"{source}: has no {file.name}; choose a packed split, e.g. packed/train")
     with pa.memory_map(str(file)) as stream:
         try:
             names = pa.ipc.open_stream(stream).schema.names
         except pa.ArrowInvalid as error:
             raise DataError(f"{file}: not an Arrow stream ({error}); repack the rows") from error
-    if names != rows_schema(1).names:
+    if names != arrow.rows_schema(1).names:
         raise DataError(f"{source}: columns {names} are not those of packed rows; choose another")
     if output.exists() or output.is_symlink():
         raise DataError(f"{output}: already exists; delete it or choose another folder")

@@ -13,34 +13,10 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.core.format import percent
 from expertflow.core.progress import ProgressPrinter
+from expertflow.tokens import load_splits, packing, records
 from expertflow.tokens.arrow import DOCUMENTS_FILE, IDS_DTYPE, ROWS_FILE, PackedRows, write_rows
 from expertflow.tokens.engine import CHOSEN
-from expertflow.tokens.load_splits import (
-    SplitDocuments,
-    Splits,
-    check_leakage,
-    load_splits,
-    row_batches,
-)
-from expertflow.tokens.packing import (
-    Pieces,
-    best_fit_decreasing,
-    concat_pieces,
-    count_rows,
-    count_targets,
-    cut_documents,
-)
 from expertflow.tokens.ragged import Ragged
-from expertflow.tokens.records import (
-    TOO_LONG,
-    LengthChoice,
-    LengthHistogram,
-    LengthSuggestion,
-    PackedSplit,
-    PackingRecord,
-    PackingSpec,
-    TokenShardRecord,
-)
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 4096)
 LONGEST_AUTO_LENGTH = 2048
@@ -51,11 +27,11 @@ N_BINS = 32
 def pack_sequences(
     *,
     expert: str,
-    spec: PackingSpec,
-    shards: list[TokenShardRecord],
+    spec: records.PackingSpec,
+    shards: list[records.TokenShardRecord],
     keep: Path,
     directory: Path,
-) -> PackingRecord:
+) -> records.PackingRecord:
     """Write the rows of both splits below ``directory``; DataError if nothing is left to pack."""
     by_engine = {shard.engine: shard for shard in shards}
     if len(by_engine) > 1:
@@ -65,12 +41,12 @@ def pack_sequences(
             f"{expert}: {odd.source}/{odd.shard} was tokenized by tokenizers ({odd.engine_reason})"
             " and other shards by fastokens; set data.token_engine to tokenizers"
         )
-    splits = load_splits(shards, keep, max_rejected_fraction=spec.max_rejected_fraction)
+    splits = load_splits.load_splits(shards, keep, max_rejected_fraction=spec.max_rejected_fraction)
     lengths = np.concatenate((splits.train.length, splits.held_out.length))
     if not lengths.any():
         raise DataError(f"{expert}: no tokens to pack; check the documents and the tokenizer")
     # Deduplication compares fields of records; documents that differ there may have equal tokens.
-    check_leakage(expert, splits, shards)
+    load_splits.check_leakage(expert, splits, shards)
     length, reason = choose_length(spec, int(lengths.max()))
     packed: dict[str, Any] = {
         name: _pack_split(documents, spec, length=length, output=directory / name)
@@ -89,7 +65,7 @@ def pack_sequences(
         for shard in shards
         if shard.engine == "tokenizers" and shard.engine_reason != CHOSEN
     }
-    return PackingRecord(
+    return records.PackingRecord(
         expert=expert,
         packing=spec.packing,
         overflow="not used" if spec.packing == "concat" else spec.overflow,
@@ -109,7 +85,7 @@ def pack_sequences(
     )
 
 
-def choose_length(spec: PackingSpec, longest: int) -> tuple[int, str]:
+def choose_length(spec: records.PackingSpec, longest: int) -> tuple[int, str]:
     if spec.sequence_length_tokens is not None:
         return spec.sequence_length_tokens, "set by max_seq_length"
     for length in LENGTHS:
@@ -122,7 +98,10 @@ def choose_length(spec: PackingSpec, longest: int) -> tuple[int, str]:
 
 
 def _count_dropped(
-    splits: Splits, spec: PackingSpec, length: int, shards: list[TokenShardRecord]
+    splits: load_splits.Splits,
+    spec: records.PackingSpec,
+    length: int,
+    shards: list[records.TokenShardRecord],
 ) -> dict[str, Any]:
     """Count the documents that are not in the rows, without repeats."""
     is_dropping = spec.overflow == "drop" and spec.packing != "concat"
@@ -133,7 +112,7 @@ def _count_dropped(
         places = set(zip(documents.shard[rows].tolist(), documents.offset[rows], strict=True))
         too_long.update((shards[number].source, bool(is_held_out)) for number, _ in places)
     lost = splits.n_dropped + too_long
-    reasons = splits.n_dropped_by_reason + Counter({TOO_LONG: too_long.total()})
+    reasons = splits.n_dropped_by_reason + Counter({records.TOO_LONG: too_long.total()})
     return {
         "n_dropped_held_out": sum(n for (_, is_held_out), n in lost.items() if is_held_out),
         "n_dropped_by_reason": dict(sorted(reasons.items())),
@@ -142,8 +121,8 @@ def _count_dropped(
 
 
 def _pack_split(
-    documents: SplitDocuments, spec: PackingSpec, *, length: int, output: Path
-) -> PackedSplit:
+    documents: load_splits.SplitDocuments, spec: records.PackingSpec, *, length: int, output: Path
+) -> records.PackedSplit:
     pieces, rows = plan_rows(documents.length, spec, length)
     # Packing emits rows longest first; shuffle to avoid a curriculum.
     rows = rows.take(np.random.default_rng(spec.seed).permutation(len(rows)))
@@ -154,10 +133,12 @@ def _pack_split(
     # Counted while writing, since only one batch is in memory.
     def counted() -> Iterator[PackedRows]:
         nonlocal n_supervised, n_targets
-        for batch in row_batches(documents, pieces, rows, length=length, done=progress.add):
+        for batch in load_splits.row_batches(
+            documents, pieces, rows, length=length, done=progress.add
+        ):
             spans = batch.spans.values
             n_supervised += int(spans[1::2].sum() - spans[::2].sum())
-            n_targets += int(count_targets(batch.seq_lengths, batch.spans).sum())
+            n_targets += int(packing.count_targets(batch.seq_lengths, batch.spans).sum())
             yield batch
 
     write_rows(output, counted(), length=length)
@@ -165,7 +146,7 @@ def _pack_split(
     if pieces.n_split:
         np.save(output / DOCUMENTS_FILE, pieces.document[rows.values])
     n_tokens = int(pieces.length.sum())
-    return PackedSplit(
+    return records.PackedSplit(
         path=str(output),
         sha256=sha256_file(output / ROWS_FILE),
         n_documents=len(documents.length),
@@ -185,17 +166,19 @@ def _pack_split(
     )
 
 
-def plan_rows(lengths: NDArray[np.int32], spec: PackingSpec, length: int) -> tuple[Pieces, Ragged]:
+def plan_rows(
+    lengths: NDArray[np.int32], spec: records.PackingSpec, length: int
+) -> tuple[packing.Pieces, Ragged]:
     if spec.packing == "concat":
-        return concat_pieces(lengths, row_length=length)
-    pieces = cut_documents(lengths, row_length=length, overflow=spec.overflow)
+        return packing.concat_pieces(lengths, row_length=length)
+    pieces = packing.cut_documents(lengths, row_length=length, overflow=spec.overflow)
     if spec.packing == "bfd":
-        return pieces, best_fit_decreasing(pieces.length, row_length=length)
+        return pieces, packing.best_fit_decreasing(pieces.length, row_length=length)
     n = len(pieces.length)
     return pieces, Ragged(np.arange(n, dtype=np.int32), np.arange(n + 1))
 
 
-def _histogram(lengths: NDArray[np.int32]) -> LengthHistogram:
+def _histogram(lengths: NDArray[np.int32]) -> records.LengthHistogram:
     longest = int(lengths.max())
     # The first edges round to equal numbers. The last is above the longest document, because each
     # count excludes its upper edge.
@@ -203,7 +186,7 @@ def _histogram(lengths: NDArray[np.int32]) -> LengthHistogram:
     counts, _ = np.histogram(lengths, bins=edges)
     # "higher" returns a length that occurs; other methods interpolate.
     percentiles = {f"p{q}": int(np.percentile(lengths, q, method="higher")) for q in (50, 90, 99)}
-    return LengthHistogram(
+    return records.LengthHistogram(
         edges=tuple(edges.tolist()),
         counts=tuple(counts.tolist()),
         **percentiles,
@@ -211,10 +194,10 @@ def _histogram(lengths: NDArray[np.int32]) -> LengthHistogram:
     )
 
 
-def _length_choice(lengths: NDArray[np.int32], length: int) -> LengthChoice:
-    n_rows = count_rows(lengths, row_length=length)
+def _length_choice(lengths: NDArray[np.int32], length: int) -> records.LengthChoice:
+    n_rows = packing.count_rows(lengths, row_length=length)
     over = lengths[lengths > length].astype(np.int64) - length
-    return LengthChoice(
+    return records.LengthChoice(
         sequence_length_tokens=length,
         n_over_long_documents=len(over),
         n_over_long_tokens=int(over.sum()),
@@ -224,8 +207,8 @@ def _length_choice(lengths: NDArray[np.int32], length: int) -> LengthChoice:
 
 
 def _suggest(
-    choices: tuple[LengthChoice, ...], *, n_documents: int, n_tokens: int
-) -> LengthSuggestion:
+    choices: tuple[records.LengthChoice, ...], *, n_documents: int, n_tokens: int
+) -> records.LengthSuggestion:
     chosen = next(
         (
             choice
@@ -236,7 +219,7 @@ def _suggest(
         choices[-1],
     )
     cut = chosen.n_over_long_documents / n_documents
-    return LengthSuggestion(
+    return records.LengthSuggestion(
         sequence_length_tokens=chosen.sequence_length_tokens,
         reason=f"rows of {chosen.sequence_length_tokens} tokens are too short for"
         f" {percent(cut, 2)} of the documents and filled to {percent(chosen.fill_fraction, 2)}",

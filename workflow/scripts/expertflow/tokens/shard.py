@@ -25,17 +25,10 @@ from expertflow.data.documents import iter_batches
 from expertflow.data.records import ShardRecord
 from expertflow.data.render import Renderer, iter_training_texts
 from expertflow.data.shapes import body_of
+from expertflow.tokens import records
 from expertflow.tokens.arrow import IDS_DTYPE, INDEX, index_batch
 from expertflow.tokens.engine import Engine, choose_engine
 from expertflow.tokens.ragged import Ragged
-from expertflow.tokens.records import (
-    DecodedPiece,
-    DecodedSample,
-    StoredTokens,
-    TokenizerRecord,
-    TokenShardRecord,
-    TokenSpec,
-)
 from expertflow.tokens.store import ensure_stored, publish_file
 from expertflow.tokens.tokenize import N_EXAMPLES, BatchDraft, Drafter, TokenBatch
 
@@ -53,14 +46,14 @@ PROBE_CHARS = 100_000
 def pretokenize_shard(
     *,
     name: str,
-    spec: TokenSpec,
+    spec: records.TokenSpec,
     code: str,
     shards: Sequence[ShardRecord],
-    tokenizer: TokenizerRecord,
+    tokenizer: records.TokenizerRecord,
     store: Path,
     ids: Path,
     index: Path,
-) -> TokenShardRecord:
+) -> records.TokenShardRecord:
     """Write some shards' ids and supervised spans, or take them from the store."""
     # Other versions may encode a text or lay out a chat differently: those where the job runs,
     # which may not be where Snakemake runs.
@@ -91,12 +84,12 @@ def pretokenize_shard(
         return {folder / name for name in (RECORD, IDS, INDEX_FILE)} == found.keys()
 
     folder, existed = ensure_stored(store, key, make, is_complete)
-    stored = read_record(StoredTokens, folder / RECORD)
+    stored = read_record(records.StoredTokens, folder / RECORD)
     publish_file(folder / IDS, ids)
     publish_file(folder / INDEX_FILE, index)
     if existed:
         log.info("taken from the store: %s tokens", f"{stored.n_tokens:,}")
-    return TokenShardRecord(
+    return records.TokenShardRecord(
         **asdict(stored),
         key=key,
         source=shards[0].source,
@@ -110,11 +103,11 @@ def pretokenize_shard(
 
 def _tokenize_shards(
     name: str,
-    spec: TokenSpec,
+    spec: records.TokenSpec,
     shards: Sequence[ShardRecord],
-    tokenizer: TokenizerRecord,
+    tokenizer: records.TokenizerRecord,
     folder: Path,
-) -> StoredTokens:
+) -> records.StoredTokens:
     renderer = Renderer(tokenizer.layout)
     documents = [Path(shard.path) for shard in shards]
     parts = chain.from_iterable(map(iter_batches, documents))
@@ -123,7 +116,7 @@ def _tokenize_shards(
     sample = [text for path in documents for text in _probe_texts(path, renderer, len(documents))]
     n_tokens = n_dropped = 0
     examples: list[str] = []
-    samples: list[tuple[int, DecodedSample]] = []
+    samples: list[tuple[int, records.DecodedSample]] = []
     with (
         ThreadPoolExecutor(1) as pool,
         (folder / IDS).open("wb") as ids,
@@ -152,7 +145,7 @@ def _tokenize_shards(
         engine = choosing.result()
     log.info("engine %s %s: %s", engine.name, engine.version, engine.reason)
     log.info("%d documents, %d tokens in %.3f s", progress.n_done, n_tokens, progress.elapsed_s)
-    return StoredTokens(
+    return records.StoredTokens(
         n_documents=progress.n_done,
         n_tokens=n_tokens,
         n_dropped=n_dropped,
@@ -199,7 +192,7 @@ def _probe_texts(documents: Path, renderer: Renderer, n_shards: int) -> list[str
 
 def _decode_sample(
     draft: BatchDraft, tokens: TokenBatch, row: int, engine: Engine
-) -> DecodedSample:
+) -> records.DecodedSample:
     assert draft.document_ids is not None
     ids, learned = tokens.ids[row], tokens.spans[row].tolist()
     n = min(len(ids), SAMPLE_TOKENS)
@@ -207,11 +200,11 @@ def _decode_sample(
     # Learned [3, 9) of 12 ids -> [0, 3, 9, 12]: every other piece is learned.
     edges = [0, *(min(at, n) for at in learned), n]
     pieces = [
-        DecodedPiece(text=engine.decode(ids[start:end].tolist()), learned=bool(i % 2))
+        records.DecodedPiece(text=engine.decode(ids[start:end].tolist()), learned=bool(i % 2))
         for i, (start, end) in enumerate(pairwise(edges))
         if start < end
     ]
-    return DecodedSample(
+    return records.DecodedSample(
         document_id=draft.document_ids[row].as_py(),
         n_tokens=len(ids),
         n_supervised_tokens=sum(learned[1::2]) - sum(learned[::2]),
