@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from expertflow.core.attempts import process_age_s
 from expertflow.core.errors import TransientError
 from expertflow.plan.records import TrainPlan
 from expertflow.train import memory, start
+from expertflow.train.feed.loader import Feed
 from expertflow.train.memory import OutOfMemory, describe_shortage
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.run import TrainInputs
@@ -158,3 +160,19 @@ def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> 
     assert longest in seen[0] and len(seen) == 1
     assert torch.equal(torch.get_rng_state(), before)
     assert all(p.grad is None for p in run.net.parameters())
+
+
+def test_processes_try_equally_many_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sharded model's processes would wait for each other's further batches."""
+    parts = [np.arange(2), np.arange(1), np.arange(1, 3)]
+    monkeypatch.setattr(Feed, "micro_batches", lambda *_: parts)
+    with assembled(small(tmp_path, lora=LORA)) as run:
+        seen: list[tuple[int, ...]] = []
+        forward = run.loss.forward
+        run.loss.forward = lambda batch: seen.append(batch.rows) or forward(batch)
+        run.route.used["compilation"] = "on"
+        for world_size, tried in ((1, [(0, 1), (0,)]), (2, [(0, 1)])):
+            seen.clear()
+            run.plan = replace(run.plan, world_size=world_size)
+            start.try_batches(run)
+            assert seen == tried

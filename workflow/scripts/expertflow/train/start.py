@@ -267,8 +267,10 @@ def try_batches(run: TrainingRun, n_steps: int = 1) -> None:
     if isinstance(feed, Feed) and collator.cuts:
         tried[0] = np.argsort(-collator.n_tokens_N, kind="stable")[: feed.micro_batch_size]
     elif is_compiled:
+        # Equally many in all processes, which a sharded model requires.
+        most = None if run.plan.world_size == 1 else 1
         for number in range(step, min(step + n_steps, feed.n_steps)):
-            for rows in feed.micro_batches(number):
+            for rows in feed.micro_batches(number)[:most]:
                 tried.setdefault(len(rows), rows)
     devices, reason = [run.device] if run.device.type == "cuda" else [], None
     # DDP could not continue after a failed forward or backward pass.
