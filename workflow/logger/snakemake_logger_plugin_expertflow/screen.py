@@ -32,11 +32,9 @@ class Screen:
 
                 self._live.console.print(Text(line, style=style), soft_wrap=True)
             else:
-                print(self._paint(line, style), file=self._stream, flush=True)
-
-    def _paint(self, line: str, style: str) -> str:
-        has_color = style and self._color and self._stream.isatty()
-        return f"\x1b[{31 if style == 'red' else 33}m{line}\x1b[0m" if has_color else line
+                if style and self._color and self._stream.isatty():
+                    line = f"\x1b[{31 if style == 'red' else 33}m{line}\x1b[0m"
+                print(line, file=self._stream, flush=True)
 
     def show_running(self) -> None:
         if self._live is not None or self._is_over is not None:  # shown already

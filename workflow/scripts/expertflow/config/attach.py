@@ -132,7 +132,7 @@ def _register_hooks(run: Any) -> None:
         otherwise(log)
         # Read now, because Snakemake leaves the folder of the run; printed after its own last
         # message, which does not say what is wrong.
-        if message := guard.describe_failures(guard.list_failed_logs(run)):
+        if message := guard.describe_failures(run):
             atexit.register(print, message, file=sys.stderr)
 
     run.onstart(start)

@@ -4,7 +4,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -64,15 +64,11 @@ def set_environment(scripts: Path, *, main: bool) -> None:
         os.environ["EXPERTFLOW_COMMAND"] = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def list_failed_logs(run: Any) -> list[Path]:
-    """Return the logs of jobs that failed in Snakemake's run; for groups, those of each job."""
+def describe_failures(run: Any) -> str:
+    """Return the log of each job that failed in Snakemake's run, and the line that says why."""
     # A group fails as a whole; the logs show which of its jobs did.
     failed = [job for one in run.scheduler.failed for job in (one if one.is_group() else [one])]
-    return sorted({Path(str(log)) for job in failed for log in job.log})
-
-
-def describe_failures(logs: Sequence[Path]) -> str:
-    """Return, for each failed job, its log's path and the line that says why."""
+    logs = sorted({Path(str(log)) for job in failed for log in job.log})
     if not logs:
         return "error: the run was stopped; run the same command again to continue"
     lines = [(log, line) for log in logs if (line := describe_failure(log))]
