@@ -24,7 +24,6 @@ from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_json
 from expertflow.core.hashes import HashCache
 from expertflow.core.records import Record
-from expertflow.core.strict_json import iter_values
 from expertflow.data.settings import SourceSpec
 
 log = logging.getLogger(__name__)
@@ -129,13 +128,6 @@ def read_configs(folder: Path) -> Iterator[Any]:
         if own.is_file():
             described = yaml.safe_load(own.read_text(encoding="utf-8"))
             yield described.get("configs") if isinstance(described, dict) else None
-
-
-def find_address(value: Any) -> str | None:
-    """Return the first text with a protocol among nested values."""
-    # Keys are names: of options, configs, splits.
-    texts = (item for item in iter_values(value) if isinstance(item, str))
-    return next((text for text in texts if "://" in text), None)
 
 
 def card_license(card: Card) -> str | None:

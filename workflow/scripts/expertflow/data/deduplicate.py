@@ -72,6 +72,11 @@ def deduplicate_documents(
     counts = RecordCounts.__struct_fields__
     by_status = zip(STATUS, np.bincount(columns.status, minlength=len(STATUS)), strict=True)
     dropped = {reason: int(n) for reason, n in by_status if reason != STATUS[KEPT] and n}
+    names = read_document_ids(shards, {row for pair in pairs for row in pair[:2]})
+    examples = (
+        DuplicateExample(dropped=names[row], kept=names[first], reason=reason, similarity=share)
+        for row, first, reason, share in pairs
+    )
     return DocumentsRecord(
         expert=expert,
         sha256=sha256_file(keep),
@@ -82,7 +87,7 @@ def deduplicate_documents(
         n_filtered_by_reason=_sum(shard.n_filtered_by_reason for shard in shards),
         n_noted_by_reason=_sum(shard.n_noted_by_reason for shard in shards),
         n_kept_by_category=_largest_categories(columns, kept),
-        duplicate_examples=_examples(shards, pairs),
+        duplicate_examples=tuple(examples),
         sources=sources,
     )
 
@@ -181,14 +186,6 @@ def _largest_categories(columns: Columns, kept: NDArray[np.bool_]) -> dict[str, 
     counts = np.bincount(named, minlength=len(columns.categories)).tolist()
     sizes = [(name, n) for name, n in zip(columns.categories, counts, strict=True) if n]
     return dict(sorted(sorted(sizes, key=lambda item: (-item[1], item[0]))[:N_CATEGORIES]))
-
-
-def _examples(shards: list[ShardRecord], pairs: list[Pair]) -> tuple[DuplicateExample, ...]:
-    names = read_document_ids(shards, {row for pair in pairs for row in pair[:2]})
-    return tuple(
-        DuplicateExample(dropped=names[row], kept=names[kept], reason=reason, similarity=similarity)
-        for row, kept, reason, similarity in pairs
-    )
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> Counter[str]:

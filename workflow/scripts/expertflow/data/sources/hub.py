@@ -26,6 +26,7 @@ from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
 from expertflow.core.format import size
 from expertflow.core.progress import show_activity
+from expertflow.core.strict_json import iter_values
 from expertflow.data import cache
 from expertflow.data.read import describe_file
 from expertflow.data.records import SourceLock
@@ -200,7 +201,8 @@ class HubDataset(DataSource):
             )
         chosen = {key: self.spec.options.get(key) for key in cache.READ_OPTIONS}
         # The builder would request any address, even of configs that are not chosen.
-        if address := cache.find_address([*cache.read_configs(folder), chosen]):
+        values = iter_values([*cache.read_configs(folder), chosen])
+        if address := next((v for v in values if isinstance(v, str) and "://" in v), None):
             raise DataError(
                 f"{name} refers to an address ({address}), which is not read; download the file"
                 " and use kind local"
