@@ -95,7 +95,9 @@ def test_every_module_counts_as_code_of_a_script_and_generators_as_their_own() -
 
 def test_parsed_modules_outlive_their_process_and_a_damaged_file(scripts: Path) -> None:
     (scripts / "no folder").write_text("")
-    unsaved = code_digest.ParsedModules()
+    nowhere, unsaved = code_digest.ParsedModules(), code_digest.ParsedModules()
+    nowhere.read(scripts / "expertflow" / "b.py")
+    nowhere.save()
     unsaved.keep_in(scripts / "no folder" / "code.json")
     assert unsaved.read(scripts / "expertflow" / "b.py")[1] == []
     unsaved.save()

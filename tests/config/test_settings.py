@@ -1,6 +1,6 @@
 """A setting is declared once: schema, flags, documentation and lists follow from it."""
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from support import ROOT
 
@@ -12,9 +12,12 @@ from expertflow.core.settings import (
     PROCESSES,
     SPEED,
     WEIGHTS,
+    Affected,
     Setting,
+    list_settings,
     neutralize,
 )
+from expertflow.plan.settings import Training
 
 
 class Oven(Record, frozen=True, kw_only=True):
@@ -30,6 +33,11 @@ def test_settings_without_an_effect_on_time_are_neutral() -> None:
     oven = Oven(heat=250.0, trays=4, salt=9.0, loaves=40, bakers=2)
     assert neutralize(oven) == Oven(heat=250.0, trays=4, glaze=False, loaves=40, bakers=2)
     assert neutralize(oven, length=True) == Oven(heat=250.0, trays=4, glaze=False, bakers=2)
+
+
+def test_every_setting_of_a_training_affects_what_there_is() -> None:
+    affected = {one for setting in list_settings(Training) for one in setting.affects}
+    assert affected == {*get_args(Affected)}
 
 
 def test_generated_files_are_up_to_date() -> None:

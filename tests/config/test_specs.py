@@ -19,6 +19,8 @@ from expertflow.rental.bundle.records import OPENED, BundleIndex, BundleSpec, Op
 from expertflow.tokens.records import TokenSpec
 
 MODEL = "~/a model"
+# From the command line.
+TOLD = {"training": {"logging_steps": 7}}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def specs_of(*rules: str, source: str = "s", **changes: Any) -> dict[str, Any]:
     """Return rules' specs of an expert with changes in its manifest."""
     Path("config/experts/e.yaml").write_text(yaml.safe_dump({**base(), **changes}))
-    workflow = Workflow(RunContext(config={"experts": {"e": {}}, "scratch": None}))
+    run = RunContext(config={"experts": {"e": {}}, "scratch": None}, told=TOLD)
+    workflow = Workflow(run)
     wildcards = SimpleNamespace(expert="e", source=source)
     return {rule: json.loads(workflow.spec(rule)(wildcards)) for rule in rules}
 
@@ -132,6 +135,8 @@ def test_a_changed_adapter_to_continue_from_is_planned_and_trained_again(folder:
 
 
 def test_rules_get_only_their_settings_of_a_source() -> None:
+    found = {"expert": "e", "preset": "full", "licenses": {"s": None}}
+    assert told("find_datasets") == found
     generated = {"name": "g", "kind": "generated", "generator": "facts", "text": "{t}"}
     sources = [
         {"name": "h", "kind": "hub", "id": "a/b", "text": "{t}"},
@@ -159,6 +164,15 @@ def test_a_bundle_gets_the_settings_behind_its_results() -> None:
     assert told("stage_to_nvme") == made["staging"]
     assert made["tokens"] == told("pretokenize_shard")
     assert set(made["files"]) == {"experts/e.yaml", "hardware/gpus.yaml", "hardware/prices.yaml"}
+    assert made["told"] == {**TOLD, "experts": {"e": {"training": {}}}}
+    facts = {
+        "name": "s",
+        "kind": "generated",
+        "generator": "facts",
+        "n_documents": 9,
+        "text": "{t}",
+    }
+    assert "generator facts" in told("make_bundle", sources=[facts])["code"]
 
 
 def test_a_missing_benchmark_is_named() -> None:

@@ -140,7 +140,7 @@ def neutralize(spec: Spec, *, length: bool = False) -> Spec:
 
     ``length``: also neutralize those that set how long the run is.
     """
-    kept = {"speed", "processes"} | (set() if length else {"length"})
+    kept = {"speed"} | (set() if length else {"length"})
     settings = list_settings(type(spec))
     return replace(spec, **{s.name: s.neutral for s in settings if not kept & set(s.affects)})
 
