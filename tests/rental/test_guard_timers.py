@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from support import wait_for
 
 from expertflow.rental.guard import timers
 from expertflow.rental.guard.timers import IdleGpu, Notice, Standstill
@@ -68,7 +69,10 @@ def test_only_cards_that_are_all_idle_end_a_run(
     clock: Clock, monkeypatch: Patch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     def device(card: int) -> SimpleNamespace:
-        return SimpleNamespace(read_figure=lambda _: read(clock.now_s - 1000)[card])
+        def read_figure(name: str) -> float | None:
+            return {"any_kernel_percent": read(clock.now_s - 1000)[card]}[name]
+
+        return SimpleNamespace(read_figure=read_figure)
 
     devices = tuple(map(device, range(len(read(0)))))
     gpus = SimpleNamespace(devices=devices, reason=None if devices else "no driver")
@@ -118,6 +122,14 @@ def test_a_notice_command_runs_every_second_with_a_five_second_limit(
     asked[4].code = 0
     assert notice.poll() == "the notice command exited with 0"
     assert Notice(None).poll() is None and len(asked) == 5
+
+
+def test_a_notice_command_is_a_shells_and_its_output_is_not_shown(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    notice = Notice("echo heard && echo >&2 heard")
+    wait_for(lambda: notice.poll() == "the notice command exited with 0")
+    assert capfd.readouterr() == ("", "")
 
 
 class Worker(SimpleNamespace):
