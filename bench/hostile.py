@@ -11,60 +11,45 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hostile_predictions import PREDICTIONS
 from hostile_run import Surroundings, score_all
 from hostile_schemas import hostile_schemas
 
-from expertflow.core.records import Record
 from expertflow.data.checks.json_schema import find_fault
-from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks import typescript_tests
 
 SCHEMAS = "data: json_schema"
 # Longer than any answer of a model; some predictions are many times longer.
 SIZE = 30_000
-
-
 # The slowest task's prediction is judged within sixty seconds; the machine may be busy.
 MOST_S = 120.0
+# A prediction's name, how it was judged, the seconds that took, and its harm.
+Trial = tuple[str, str, float, list[str]]
 
 
-class Trial(Record, frozen=True):
-    """A prediction's judgment and its side effects."""
-
-    task: str
-    name: str
-    judgment: Judgment
-    wall_s: float
-    harm: tuple[str, ...]
-
-    @property
-    def contained(self) -> bool:
-        return not (self.judgment.correct or self.harm or self.wall_s > MOST_S)
-
-
-def try_task(task: str, n: int, around: Surroundings) -> list[Trial]:
-    trials = []
-    for name, prediction in PREDICTIONS[task](n, str(around.canary)).items():
-        prediction = prediction.replace("{port}", str(around.port))
-        start = time.monotonic()
-        (judgment,) = score_all(task, [prediction], around)
-        wall_s = time.monotonic() - start
-        trials.append(Trial(task, name, judgment, wall_s, tuple(around.harm(judgment))))
-    return trials
+def try_predictions(task: str, n: int) -> Iterator[Trial]:
+    with tempfile.TemporaryDirectory() as folder:
+        around = Surroundings(Path(folder))
+        for name, prediction in PREDICTIONS[task](n, str(around.canary)).items():
+            start = time.monotonic()
+            (judged,) = score_all(task, [prediction.replace("{port}", str(around.port))], around)
+            wall_s, harm = time.monotonic() - start, around.harm(judged)
+            if judged.correct:
+                harm.append("judged correct")
+            yield name, judged.kind, wall_s, harm
+        around.close()
 
 
-def try_schemas() -> list[Trial]:
-    trials = []
+def try_schemas() -> Iterator[Trial]:
     for name, (schema, document) in hostile_schemas().items():
         start = time.monotonic()
-        kind, detail = find_fault(document, schema) or ("correct", "")
-        wall_s = time.monotonic() - start
-        harm = () if kind == "schema_too_costly" else ("it was judged",)
-        trials.append(Trial(SCHEMAS, name, Judgment(kind, detail), wall_s, harm))
-    return trials
+        kind, _ = find_fault(document, schema) or ("correct", "")
+        harm = [] if kind == "schema_too_costly" else ["it was judged"]
+        yield name, kind, time.monotonic() - start, harm
 
 
 def main() -> None:
@@ -72,37 +57,26 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", help="all by default")
     parser.add_argument("--size", type=int, default=SIZE)
     arguments = parser.parse_args()
-    trials: list[Trial] = []
+    n_trials = n_contained = 0
+    slowest: list[Any] = []
     skipped: dict[str, str] = {}
+    print(f"{'task':29} {'prediction':24} {'judged':17} {'s':>6}  contained")
     for task in arguments.tasks or [*PREDICTIONS, SCHEMAS]:
-        if task == SCHEMAS:
-            trials += try_schemas()
-            continue
         if task.startswith("typescript_tests") and (reason := typescript_tests.sandbox_problem()):
             skipped[task] = reason
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            around = Surroundings(Path(folder))
-            trials += try_task(task, arguments.size, around)
-            around.close()
-    print(f"{'task':29} {'prediction':24} {'judged':17} {'s':>6}  contained")
-    for trial in trials:
-        contained = "yes" if trial.contained else f"NO {', '.join(trial.harm)}"
-        kind = trial.judgment.kind
-        print(f"{trial.task:29} {trial.name:24} {kind:17} {trial.wall_s:6.2f}  {contained}")
-    n_contained = sum(trial.contained for trial in trials)
-    print(f"contained {n_contained} of {len(trials)}")
-    slowest = max(trials, key=lambda trial: trial.wall_s, default=None)
-    print(
-        json.dumps(
-            {
-                "n_predictions": len(trials),
-                "n_contained": n_contained,
-                "slowest": slowest and [slowest.task, slowest.name, round(slowest.wall_s, 1)],
-                "skipped": skipped,
-            }
-        )
-    )
+        trials = try_schemas() if task == SCHEMAS else try_predictions(task, arguments.size)
+        for name, kind, wall_s, harm in trials:
+            contained = not harm and wall_s <= MOST_S
+            n_trials += 1
+            n_contained += contained
+            slowest = max(slowest, [wall_s, task, name])
+            word = "yes" if contained else f"NO {', '.join(harm)}"
+            print(f"{task:29} {name:24} {kind:17} {wall_s:6.2f}  {word}", flush=True)
+    print(f"contained {n_contained} of {n_trials}")
+    found = {"n_predictions": n_trials, "n_contained": n_contained}
+    found["slowest"] = [*slowest[1:], round(slowest[0], 1)] if slowest else None
+    print(json.dumps({**found, "skipped": skipped}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ check that everything runs. Benches: wikisql, gsm8k, json, typescript, cypher. L
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,11 +18,11 @@ from typing import Any
 
 import yaml
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
+
+from learned_data import FOLDERS, lay_out
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "workflow" / "scripts")]
-
-from learned_data import LAYOUTS, lay_out  # noqa: E402
-
 DATA = ROOT.parent / "shared" / "data"
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 SHORT = {
@@ -38,7 +37,7 @@ Figures = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("name", choices=sorted(LAYOUTS))
+    parser.add_argument("name", choices=sorted(FOLDERS))
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the real data")
     parser.add_argument("--work", type=Path, help="folder to run in (default: a new one)")
     parser.add_argument("--cores", type=int, default=2, help="cores for Snakemake")
@@ -65,7 +64,7 @@ def run(name: str, data: Path, work: Path, *, n_cores: int, short: bool) -> None
     command = [str(SNAKEMAKE), "-s", str(ROOT / "Snakefile"), "--cores", str(n_cores), "--quiet"]
     command += ["--", f"results/{name}/report.json"]
     with (work / "snakemake.log").open("wb") as log:
-        done = subprocess.run(command, cwd=work, stdout=log, stderr=log, env=dict(os.environ))
+        done = subprocess.run(command, cwd=work, stdout=log, stderr=log)
     if done.returncode != 0:
         raise SystemExit(f"snakemake failed; see {work / 'snakemake.log'}")
 
@@ -80,12 +79,12 @@ def figures(name: str, work: Path) -> Figures:
     changes = {change["quantity"]: change for change in evaluation["changes"]}
     metric = evaluation["after"]["score"]["metric"]
     rows = [
-        {"name": baseline["name"], "description": baseline["description"]}
-        | _scored(baseline["score"], baseline["change"])
-        for baseline in evaluation["baselines"]
+        {"name": one["name"], "description": one["description"]}
+        | describe_score(one["score"], one["change"])
+        for one in evaluation["baselines"]
     ]
-    rows.append({"name": "before"} | _scored(evaluation["before"]["score"], changes.get(metric)))
-    rows.append({"name": "after"} | _scored(evaluation["after"]["score"], None))
+    for name, change in (("before", changes.get(metric)), ("after", None)):
+        rows.append({"name": name} | describe_score(evaluation[name]["score"], change))
     return {
         "bench": name,
         "metric": metric,
@@ -102,7 +101,7 @@ def figures(name: str, work: Path) -> Figures:
     }
 
 
-def _scored(score: Figures, change: Figures | None) -> Figures:
+def describe_score(score: Figures, change: Figures | None) -> Figures:
     kept = {key: score[key] for key in ("n_correct", "n_examples", "value_fraction", "ci95")}
     return kept | {"reason": score["reason"], "expert_less_this": change}
 
@@ -117,35 +116,26 @@ def beats_bar(rows: list[Figures]) -> bool | None:
 
 
 def table(found: Figures) -> str:
-    head = f"{'':16}{'right':>10}{found['metric']:>26}  expert minus this"
-    lines = [head, *map(_line, found["rows"])]
+    lines = [f"{'':16}{'right':>10}{found['metric']:>26}  expert minus this"]
+    for row in found["rows"]:
+        if row["value_fraction"] is None:
+            lines.append(f"{row['name']:16}{'-':>10}  {row['reason']}")
+            continue
+        right = f"{row['n_correct']}/{row['n_examples']}"
+        value = "{:.1%} [{:.1%}, {:.1%}]".format(row["value_fraction"], *row["ci95"])
+        line = f"{row['name']:16}{right:>10}{value:>26}"
+        if change := row["expert_less_this"]:
+            points = (100 * end for end in (change["difference"], *change["ci95"]))
+            line += "  {:+.1f} [{:+.1f}, {:+.1f}] points: {}".format(*points, change["change"])
+        lines.append(line)
     said = {True: "yes", False: "no", None: "unknown: there is no such baseline"}
     lines += [
         f"the expert beats the best of {' and '.join(BAR)}: {said[found['beats_bar']]}",
         f"{found['n_steps']} steps in {found['training_minutes']:.1f} minutes on "
         f"{found['n_training_documents']} documents; step {found['published_step']} is published",
-    ]
-    lines += [
-        f"{row['name']}: {row['description']}" for row in found["rows"] if "description" in row
+        *(f"{one['name']}: {one['description']}" for one in found["rows"] if "description" in one),
     ]
     return "\n".join(lines)
-
-
-def _line(row: Figures) -> str:
-    if row["value_fraction"] is None:
-        return f"{row['name']:16}{'-':>10}  {row['reason']}"
-    right = f"{row['n_correct']}/{row['n_examples']}"
-    low, high = row["ci95"]
-    value = f"{row['value_fraction']:.1%} [{low:.1%}, {high:.1%}]"
-    return f"{row['name']:16}{right:>10}{value:>26}  {_change(row['expert_less_this'])}".rstrip()
-
-
-def _change(change: Figures | None) -> str:
-    if change is None:
-        return ""
-    low, high = (100 * end for end in change["ci95"])
-    points = 100 * change["difference"]
-    return f"{points:+.1f} [{low:+.1f}, {high:+.1f}] points: {change['change']}"
 
 
 if __name__ == "__main__":

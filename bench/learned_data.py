@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from learned_variants import variants
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from expertflow.core.files import read_json_lines
 from expertflow.data.documents import group_hash
 from expertflow.tokens.tokenizer import learn_merges, save_tokenizer
 
@@ -23,22 +24,43 @@ PIECES = r"\p{L}+|\p{N}+|[^\p{L}\p{N}]+"
 MAX_SCHEMA_CHARACTERS, MAX_DOCUMENT_CHARACTERS = 3000, 500
 
 
+# By name: the folder of its data.
+FOLDERS = {
+    "wikisql": "expert-sql/wikisql",
+    "gsm8k": "phase1c-cot/gsm8k",
+    "json": "expert-json/schemastore",
+    "typescript": "expert-typescript",
+    "cypher": "expert-neo4j",
+}
+
+
 def lay_out(name: str, source: Path, target: Path, eval_fraction: float) -> None:
     """Write or link the files that the manifest of this name reads into ``target``."""
+    folder = source / FOLDERS[name]
+    if not folder.is_dir():
+        raise SystemExit(f"{folder}: no such folder; set the folder of the data with --data")
     target.mkdir(parents=True, exist_ok=True)
-    LAYOUTS[name](source, target, eval_fraction)
+    if name == "json":
+        _write(target / "json", _short_documents(_with_schemas(folder, "schema_name")))
+        return
+    if name == "cypher":
+        _write(target / "cypher", _with_schemas(folder, "database"))
+        return
+    (target / name).unlink(missing_ok=True)
+    (target / name).symlink_to(folder.resolve())
+    if name == "wikisql":
+        _add_wikisql(target, eval_fraction)
 
 
-def _wikisql(source: Path, target: Path, eval_fraction: float) -> None:
-    _link(target / "wikisql", source / "expert-sql" / "wikisql")
+def _add_wikisql(target: Path, eval_fraction: float) -> None:
+    """Write variants of the training questions, and a tokenizer of their words."""
     edge = math.ceil(eval_fraction * N_PLACES)
-    records = _read(target / "wikisql" / "records.jsonl")
+    records = read_json_lines(target / "wikisql" / "records.jsonl")
     # Held-out questions affect no token or variant, and a variant stays on its table's side.
     trained = [record for record in records if group_hash(record["table_id"]) >= edge]
     texts = (f"{record['schema']}\n{record['question']}\n{record['sql']}" for record in trained)
     database = target / "wikisql" / "tables.sqlite"
-    varied = variants(trained, database, n_each=WIKISQL_VARIANTS, seed=1)
-    _write(target / "wikisql-varied" / "records.jsonl", varied)
+    _write(target / "wikisql-varied", variants(trained, database, n_each=WIKISQL_VARIANTS, seed=1))
     (target / "tokenizer").mkdir(exist_ok=True)
     save_tokenizer(word_tokenizer(texts, WIKISQL_TOKENS), target / "tokenizer")
 
@@ -56,62 +78,25 @@ def word_tokenizer(texts: Iterable[str], n_tokens: int) -> Tokenizer:
     return learn_merges(tokenizer, texts, vocab_size=n_tokens)
 
 
-def _gsm8k(source: Path, target: Path, _: float) -> None:
-    _link(target / "gsm8k", source / "phase1c-cot" / "gsm8k")
+def _with_schemas(folder: Path, key: str) -> Iterator[Record]:
+    """Yield a folder's records, each with the schema that it names."""
+    schemas = {one[key]: one["schema"] for one in read_json_lines(folder / "schemas.jsonl")}
+    for record in read_json_lines(folder / "records.jsonl"):
+        yield {**record, "schema": schemas[record[key]]}
 
 
-def _typescript(source: Path, target: Path, _: float) -> None:
-    _link(target / "typescript", source / "expert-typescript")
+def _short_documents(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield the valid records that are short, with schema and document as JSON texts."""
+    for record in records:
+        schema, document = (
+            json.dumps(record[key], ensure_ascii=False) for key in ("schema", "document")
+        )
+        is_short = len(schema) <= MAX_SCHEMA_CHARACTERS and len(document) <= MAX_DOCUMENT_CHARACTERS
+        if record["valid"] and is_short:
+            yield {**record, "schema": schema, "document": document}
 
 
-def _json(source: Path, target: Path, _: float) -> None:
-    folder = source / "expert-json" / "schemastore"
-    schemas = {
-        record["schema_name"]: record["schema"] for record in _read(folder / "schemas.jsonl")
-    }
-
-    def join_records() -> Iterator[Record]:
-        for record in _read(folder / "records.jsonl"):
-            schema = json.dumps(schemas[record["schema_name"]], ensure_ascii=False)
-            document = json.dumps(record["document"], ensure_ascii=False)
-            short = len(schema) <= MAX_SCHEMA_CHARACTERS
-            if record["valid"] and short and len(document) <= MAX_DOCUMENT_CHARACTERS:
-                yield {**record, "schema": schema, "document": document}
-
-    _write(target / "json" / "records.jsonl", join_records())
-
-
-def _cypher(source: Path, target: Path, _: float) -> None:
-    folder = source / "expert-neo4j"
-    schemas = {record["database"]: record["schema"] for record in _read(folder / "schemas.jsonl")}
-    records = _read(folder / "records.jsonl")
-    joined = ({**record, "schema": schemas[record["database"]]} for record in records)
-    _write(target / "cypher" / "records.jsonl", joined)
-
-
-LAYOUTS: dict[str, Callable[[Path, Path, float], None]] = {
-    "wikisql": _wikisql,
-    "gsm8k": _gsm8k,
-    "json": _json,
-    "typescript": _typescript,
-    "cypher": _cypher,
-}
-
-
-def _link(path: Path, source: Path) -> None:
-    if not source.is_dir():
-        raise SystemExit(f"{source}: no such folder; set the folder of the data with --data")
-    path.unlink(missing_ok=True)
-    path.symlink_to(source.resolve())
-
-
-def _read(path: Path) -> Iterator[Record]:
-    if not path.is_file():
-        raise SystemExit(f"{path}: no such file; set the folder of the data with --data")
-    return (json.loads(line) for line in path.read_bytes().split(b"\n") if line)
-
-
-def _write(path: Path, records: Iterable[Record]) -> None:
-    path.parent.mkdir(exist_ok=True)
+def _write(folder: Path, records: Iterable[Record]) -> None:
+    folder.mkdir(exist_ok=True)
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    path.write_text("".join(lines), encoding="utf-8")
+    (folder / "records.jsonl").write_text("".join(lines), encoding="utf-8")

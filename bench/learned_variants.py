@@ -11,11 +11,14 @@ schema are in another order. Each variant's query runs on its table.
 import random
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+# The distinct values of a table's column.
+Cells = Callable[[str, str], list[Any]]
 _TABLE = re.compile(r"CREATE TABLE (\S+) \((.*)\)", re.DOTALL)
 _COLUMN = re.compile(r'"([^"]+)" (TEXT|REAL)')
 _QUERY = re.compile(r'SELECT (?:(\w+)\()?"([^"]+)"\)? FROM \S+(?: WHERE (.*))?', re.DOTALL)
@@ -26,95 +29,86 @@ def variants(
     records: Iterable[Record], database: Path, *, n_each: int, seed: int
 ) -> Iterator[Record]:
     """Yield up to ``n_each`` different variants of each record; some records have none."""
+    rng = random.Random(seed)
     with sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True) as connection:
-        maker = _Maker(connection, random.Random(seed))
+
+        @cache
+        def list_cells(table: str, column: str) -> list[Any]:
+            rows = connection.execute(f'SELECT DISTINCT "{column}" FROM {table} ORDER BY 1')
+            return [cell for (cell,) in rows if cell not in (None, "")]
+
         for record in records:
             seen = {record["question"].lower()}
             for _ in range(n_each):
-                made = maker.variant(record)
+                made = _vary(record, list_cells, rng)
                 if made is not None and made["question"] not in seen:
+                    connection.execute(made["sql"]).fetchmany(1)
                     seen.add(made["question"])
                     yield {**made, "id": f"{record['id']}-{len(seen) - 1}"}
 
 
-class _Maker:
-    def __init__(self, connection: sqlite3.Connection, rng: random.Random) -> None:
-        self._connection, self._rng = connection, rng
-        self._cells: dict[tuple[str, str], list[Any]] = {}
-
-    def variant(self, record: Record) -> Record | None:
-        table, query = _TABLE.fullmatch(record["schema"]), _QUERY.fullmatch(record["sql"])
-        if table is None or query is None:
+def _vary(record: Record, list_cells: Cells, rng: random.Random) -> Record | None:
+    table, query = _TABLE.fullmatch(record["schema"]), _QUERY.fullmatch(record["sql"])
+    if table is None or query is None:
+        return None
+    columns = _COLUMN.findall(table[2])
+    conditions = _CONDITION.findall(query[3] or "")
+    question = record["question"].lower()
+    used = [query[2], *(column for column, _, _ in conditions)]
+    names = _exchange_columns(used, dict(columns), question, rng)
+    if names is None:
+        return None
+    words = {old: new for old, new in names.items() if old != new}
+    asked: list[str] = []
+    for column, operator, value in conditions:
+        cells = list_cells(table[1], names[column])
+        said = _exchange_cell(column, value, cells, names, question, words, rng)
+        if said is None:
             return None
-        columns = _COLUMN.findall(table[2])
-        conditions = _CONDITION.findall(query[3] or "")
-        question = record["question"].lower()
-        used = [query[2], *(column for column, _, _ in conditions)]
-        names = self._exchange_columns(used, dict(columns), question)
-        if names is None:
-            return None
-        words = {old: new for old, new in names.items() if old != new}
-        asked: list[str] = []
-        for condition in conditions:
-            said = self._condition(condition, table[1], names, question, words)
-            if said is None:
-                return None
-            asked.append(said)
-        if not words:
-            return None
-        column = f'"{names[query[2]]}"'
-        sql = f"SELECT {f'{query[1]}({column})' if query[1] else column} FROM {table[1]}"
-        sql += f" WHERE {' AND '.join(asked)}" if asked else ""
-        self._connection.execute(sql).fetchmany(1)
-        self._rng.shuffle(columns)
-        listed = ", ".join(f'"{name}" {kind}' for name, kind in columns)
-        changed = _whole(*sorted(words, key=len, reverse=True)).sub(lambda m: words[m[0]], question)
-        schema = f"CREATE TABLE {table[1]} ({listed})"
-        return {**record, "schema": schema, "question": changed, "sql": sql}
+        asked.append(f'"{names[column]}" {operator} {said}')
+    if not words:
+        return None
+    column = f'"{names[query[2]]}"'
+    sql = f"SELECT {f'{query[1]}({column})' if query[1] else column} FROM {table[1]}"
+    sql += f" WHERE {' AND '.join(asked)}" if asked else ""
+    rng.shuffle(columns)
+    listed = ", ".join(f'"{name}" {kind}' for name, kind in columns)
+    changed = _whole(*sorted(words, key=len, reverse=True)).sub(lambda m: words[m[0]], question)
+    schema = f"CREATE TABLE {table[1]} ({listed})"
+    return {**record, "schema": schema, "question": changed, "sql": sql}
 
-    def _exchange_columns(
-        self, used: list[str], kinds: dict[str, str], question: str
-    ) -> dict[str, str] | None:
-        """Map each used column in the question to another one of its type, or to itself."""
-        names: dict[str, str] = {}
-        for column in used:
-            if column in names or column not in kinds:
-                continue
-            others = [n for n, k in kinds.items() if k == kinds[column] and n not in names.values()]
-            is_named = len(_whole(column).findall(question)) == 1
-            names[column] = self._rng.choice(others) if is_named and others else column
-        distinct = len(set(names.values())) == len(names) and set(used) <= set(names)
-        return names if distinct else None
 
-    def _condition(
-        self,
-        condition: tuple[str, str, str],
-        table: str,
-        names: dict[str, str],
-        question: str,
-        words: dict[str, str],
-    ) -> str | None:
-        """Replace the cell of a condition, also in ``words``; keep it if it cannot be found."""
-        column, operator, value = condition
-        is_text = value.startswith("'")
-        plain = (value[1:-1].replace("''", "'") if is_text else value).lower()
-        cells = self._of(table, names[column])
-        found_once = len(_whole(plain).findall(question)) == 1 if plain else False
-        if not (found_once and cells) or plain in words or plain in names:
-            return f'"{column}" {operator} {value}' if names[column] == column else None
-        cell = self._rng.choice(cells)
-        shown = str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
-        if is_text == isinstance(cell, int | float) or shown.lower() in (*words, *names):
-            return None
-        words[plain] = shown
-        quoted = "'" + shown.replace("'", "''") + "'" if is_text else shown
-        return f'"{names[column]}" {operator} {quoted}'
+def _exchange_columns(
+    used: list[str], kinds: dict[str, str], question: str, rng: random.Random
+) -> dict[str, str] | None:
+    """Map each used column in the question to another one of its type, or to itself."""
+    names: dict[str, str] = {}
+    for column in used:
+        if column in names or column not in kinds:
+            continue
+        others = [n for n, k in kinds.items() if k == kinds[column] and n not in names.values()]
+        is_named = len(_whole(column).findall(question)) == 1
+        names[column] = rng.choice(others) if is_named and others else column
+    distinct = len(set(names.values())) == len(names) and set(used) <= set(names)
+    return names if distinct else None
 
-    def _of(self, table: str, column: str) -> list[Any]:
-        if (table, column) not in self._cells:
-            rows = self._connection.execute(f'SELECT DISTINCT "{column}" FROM {table} ORDER BY 1')
-            self._cells[table, column] = [cell for (cell,) in rows if cell not in (None, "")]
-        return self._cells[table, column]
+
+def _exchange_cell(
+    column: str, value: str, cells: list[Any], names: dict[str, str], question: str,
+    words: dict[str, str], rng: random.Random,
+) -> str | None:  # fmt: skip
+    """Replace a condition's value, also in ``words``; keep it if the question lacks it."""
+    is_text = value.startswith("'")
+    plain = (value[1:-1].replace("''", "'") if is_text else value).lower()
+    found_once = len(_whole(plain).findall(question)) == 1 if plain else False
+    if not (found_once and cells) or plain in words or plain in names:
+        return value if names[column] == column else None
+    cell = rng.choice(cells)
+    shown = str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+    if is_text == isinstance(cell, int | float) or shown.lower() in (*words, *names):
+        return None
+    words[plain] = shown
+    return "'" + shown.replace("'", "''") + "'" if is_text else shown
 
 
 def _whole(*texts: str) -> re.Pattern[str]:

@@ -23,14 +23,13 @@ from typing import Any
 import sqlglot
 from sqlglot import exp
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
 
-from expertflow.evaluate.isolation.rows import same_rows  # noqa: E402
-from expertflow.evaluate.isolation.sql_suite import Suite, UnusableError  # noqa: E402
-from expertflow.evaluate.isolation.sql_worker import Limits, is_ordered  # noqa: E402
+from expertflow.evaluate.isolation.rows import same_rows
+from expertflow.evaluate.isolation.sql_suite import Suite, UnusableError
+from expertflow.evaluate.isolation.sql_worker import Limits, is_ordered
 
-DATA = ROOT.parent / "shared" / "data" / "expert-sql"
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "expert-sql"
 LIMITS = Limits()
 OPERATORS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 AGGREGATES = (exp.Sum, exp.Avg, exp.Min, exp.Max)
@@ -44,9 +43,7 @@ def read_records(n: int, seed: int) -> Iterator[tuple[str, str, str]]:
         lines = (DATA / name / "records.jsonl").read_text().splitlines()
         for line in random.Random(seed).sample(lines, n):
             record = json.loads(line)
-            schema = (
-                record["schema"] if "schema" in record else ";".join(schemas[record["db_name"]])
-            )
+            schema = record.get("schema") or ";".join(schemas[record["db_name"]])
             yield name, schema, record["sql"]
 
 
@@ -195,11 +192,10 @@ def main() -> None:
         chosen = random.Random(args.seed).sample(made, min(args.mutants, len(made)))
         kinds = {text: kind for kind, text in chosen}
         for text in differing(schema, reference, list(kinds), args.states, args.seed):
-            different[name, kinds[text]] += 1
-            different[name, "all"] += 1
             is_caught = suite.judge(text)[0] != "correct"
-            caught[name, kinds[text]] += is_caught
-            caught[name, "all"] += is_caught
+            for kind in (kinds[text], "all"):
+                different[name, kind] += 1
+                caught[name, kind] += is_caught
             if not is_caught:
                 missed.append((kinds[text], reference, text))
         suite.close()

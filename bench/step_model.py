@@ -18,15 +18,14 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "workflow" / "scripts")]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
 
-from expertflow.hardware.gpu_table import gpu_by_name  # noqa: E402
-from expertflow.plan import step_time  # noqa: E402
-from expertflow.plan.flops import count_trained_weights, layer_shapes  # noqa: E402
-from expertflow.plan.records import ModelFacts  # noqa: E402
-from expertflow.plan.settings import LoraSpec  # noqa: E402
-from expertflow.plan.step_time import (  # noqa: E402
+from expertflow.hardware.gpu_table import gpu_by_name
+from expertflow.plan import step_time
+from expertflow.plan.flops import count_trained_weights, layer_shapes
+from expertflow.plan.records import ModelFacts
+from expertflow.plan.settings import LoraSpec
+from expertflow.plan.step_time import (
     CardSpeed,
     LayerCount,
     StepWork,
@@ -34,6 +33,7 @@ from expertflow.plan.step_time import (  # noqa: E402
     predict_step,
 )
 
+ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "bench" / "published_speeds.csv"
 CARDS = yaml.safe_load((ROOT / "config" / "hardware" / "gpus.yaml").read_text())["gpus"]
 # Layers, hidden size, heads, heads of keys, size of a head, inner size, vocabulary, tied head.
@@ -72,6 +72,7 @@ def facts_of(model: str) -> ModelFacts:
 
 def work_of(row: Row) -> StepWork:
     facts, lora = facts_of(row["model"]), None
+    kernels = "mpt" if row["model"].startswith("MPT") else row["method"].removeprefix("q")
     if row["method"] != "full":
         targets = tuple(layer_shapes(facts))
         lora = LoraSpec(r=int(row["rank"]), dropout=0.0, targets=targets)
@@ -90,12 +91,8 @@ def work_of(row: Row) -> StepWork:
         state_bytes=int(row["state_bytes"]),
         n_shares=int(row["cards"]) if lora is None else 1,
         loss_bytes=step_time.LOSS_BYTES if row["loss"] == "fused" else PLAIN_LOSS_BYTES,
-        layers=None if row["kernels"] == "fused" else EAGER[_kernels(row)],
+        layers=None if row["kernels"] == "fused" else EAGER[kernels],
     )
-
-
-def _kernels(row: Row) -> str:
-    return "mpt" if row["model"].startswith("MPT") else row["method"].removeprefix("q")
 
 
 def speed_of(row: Row, share: float | None = None) -> CardSpeed:
