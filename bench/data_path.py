@@ -22,127 +22,126 @@ import gzip
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
-from environments import PEERS, Environment, environment, versions
-from measured import Failed, Measured, measure
-from turns import format_spread, ratios, spread, turns
+from environments import KEPT, build_environment, installed_versions, list_requirements
+from measured import (
+    Failed,
+    Row,
+    format_spread,
+    measure,
+    ratios,
+    run_in_turns,
+    sample_memory,
+    spread,
+)
 
 BENCH = Path(__file__).resolve().parent
 DATA = BENCH.parents[1] / "shared" / "data"
 PACK = BENCH.parent / "workflow" / "scripts" / "pretokenize_files.py"
 OURS = "ours"
-KEPT = Path.home() / ".cache" / "expertflow" / "peers"
+# By name of each peer in bench/peers/row_programs.py: the environment it runs in.
+PEERS = {"source_method": "datasets", "trl": "trl", "datatrove": "datatrove"}
 UNPACKED = {"datatrove"}
-Row = dict[str, Any]
 
 
-class Benchmark:
-    """One corpus, and every way to turn it into rows."""
-
-    def __init__(self, folder: Path, corpus: Path, args: argparse.Namespace) -> None:
-        self.folder, self.corpus, self.args = folder, corpus, args
-        self.runs: dict[str, dict[int, Measured]] = {}
-        self.facts: dict[str, Row] = {}
-        self.problems: dict[str, str] = {}
-        self.ways: dict[str, Callable[[Path], list[str]]] = {OURS: self.ours}
-        for name in args.peers:
-            built = environment(PEERS[name][1], args.environments)
-            for n in sorted({1, args.processes}):
-                way = f"{name}, {n} process{'es' * (n > 1)}"
-                self.ways[way] = self.peer(name, built, n)
-                if built.problem:
-                    self.problems[way] = f"not installed: {built.problem}"
-
-    def ours(self, output: Path) -> list[str]:
-        settings = ["--cores", str(self.args.processes), "--output", str(output / "rows")]
-        return [sys.executable, str(PACK), "--text", "{text}", *settings, *self.shared_settings()]
-
-    def peer(self, name: str, built: Environment, n: int) -> Callable[[Path], list[str]]:
-        program = [str(built.python), str(BENCH / "peers" / PEERS[name][0])]
-        return lambda output: [
-            *program, "--processes", str(n), "--output", str(output), *self.shared_settings()
-        ]  # fmt: skip
-
-    def shared_settings(self) -> list[str]:
-        given = {"input": self.corpus, "tokenizer": self.args.tokenizer, "length": self.args.length}
-        return [word for name, value in given.items() for word in (f"--{name}", str(value))]
-
-    def run(self, way: str, repeat: int) -> None:
-        """Run a way once, unless it failed before. After its first run, count its rows."""
-        if way in self.problems:
-            return
-        output = self.folder / "output"
-        shutil.rmtree(output, ignore_errors=True)
-        output.mkdir()
-        command = self.ways[way](output)
-        try:
-            took = measure(command, self.folder / "log")
-            if way not in self.facts:
-                self.facts[way] = count_rows(way, command, output)
-        except Failed as error:
-            self.problems[way] = str(error)
-            return
-        self.runs.setdefault(way, {})[repeat] = took
-
-    def tabulate(self, n_bytes: int) -> list[Row]:
-        print(
-            f"{'way':>26} {'s':>20} {'x ours':>20} {'MB/s':>7} {'CPU s':>7} {'tree MB':>8}"
-            f" {'out MB':>7} {'rows':>7} {'fill':>8}"
-        )
-        rows = []
-        for way in self.ways:
-            if reason := self.problems.get(way):
-                print(f"{way:>26} {reason}")
-                rows.append({"way": way, "problem": reason})
-                continue
-            rows.append(self.summarize(way, n_bytes))
-            print_row(rows[-1])
-        return rows
-
-    def summarize(self, way: str, n_bytes: int) -> Row:
-        walls = {name: {i: r.wall_s for i, r in runs.items()} for name, runs in self.runs.items()}
-        wall, ratio = spread(list(walls[way].values())), ratios(walls[way], walls.get(OURS, {}))
-        facts = self.facts[way]
-        row: Row = {
-            "way": way, "wall_s": asdict(wall), "ratio_to_ours": ratio and asdict(ratio),
-            "megabytes_per_s": n_bytes / 1e6 / wall.median,
-            "cpu_s": spread([run.cpu_s for run in self.runs[way].values()]).median,
-            "peak_tree_bytes": max(run.peak_tree_bytes for run in self.runs[way].values()), **facts,
-        }  # fmt: skip
-        if way.partition(",")[0] not in UNPACKED:
-            row["fill_fraction"] = facts["n_tokens"] / (facts["n_rows"] * self.args.length)
-        return row
+def list_ways(args: argparse.Namespace) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the program of every way to make rows, and why some are missing."""
+    ours = [sys.executable, str(PACK), "--text", "{text}", "--cores", str(args.processes)]
+    ways, problems = {OURS: ours}, {}
+    for name in args.peers:
+        python, problem = build_environment(PEERS[name], args.environments)
+        for n in sorted({1, args.processes}):
+            way = f"{name}, {n} process{'es' * (n > 1)}"
+            program = [str(python), str(BENCH / "peers" / "row_programs.py"), name]
+            ways[way] = [*program, "--processes", str(n)]
+            if problem:
+                problems[way] = f"not installed: {problem}"
+    return ways, problems
 
 
-def count_rows(way: str, command: list[str], output: Path) -> Row:
-    """Count the rows, tokens and bytes that a way wrote.
+def measure_size(megabytes: int, folder: Path, args: argparse.Namespace) -> Row:
+    corpus, rows = folder / "corpus.jsonl", folder / "output" / "rows"
+    n_bytes = write_corpus(corpus, megabytes * 1_000_000, args.input)
+    print(f"\n{n_bytes / 1e6:.1f} MB", flush=True)
+    ways, problems = list_ways(args)
+    given = {"input": corpus, "tokenizer": args.tokenizer, "length": args.length, "output": rows}
+    shared = [word for name, value in given.items() for word in (f"--{name}", str(value))]
 
-    Raises:
-        Failed: the rows cannot be read.
-    """
-    if way == OURS:
-        packing = json.loads((output / "rows" / "packing.json").read_text())
+    def run(program: list[str], _repeat: int) -> Row:
+        shutil.rmtree(rows.parent, ignore_errors=True)
+        rows.parent.mkdir()
+        with sample_memory() as sums:
+            took = measure([*program, *shared])
+        return {**took, "peak_tree_bytes": max(sums), "facts": count_rows(rows)}
+
+    lines = {way: partial(run, program) for way, program in ways.items()}
+    runs = run_in_turns(lines, args.repeats, problems)
+    print(
+        f"{'way':>26} {'s':>20} {'x ours':>20} {'MB/s':>7} {'CPU s':>7} {'tree MB':>8}"
+        f" {'out MB':>7} {'rows':>7} {'fill':>8}"
+    )
+    measured = []
+    for way in ways:
+        if way in problems:
+            measured.append({"way": way, "problem": problems[way]})
+            print(f"{way:>26} {problems[way]}")
+        else:
+            measured.append(summarize(way, runs, n_bytes, args.length))
+            print_row(measured[-1])
+    return {"n_bytes": n_bytes, "ways": measured}
+
+
+def count_rows(rows: Path) -> Row:
+    """Count the rows, tokens and bytes that a way wrote."""
+    if (record := rows / "packing.json").is_file():
+        packing = json.loads(record.read_text())
         splits = (packing["train"], packing["held_out"])
-        facts = {
-            "n_rows": sum(split["n_sequences"] for split in splits),
-            "n_tokens": sum(split["n_tokens"] for split in splits),
-        }
+        n_rows = sum(split["n_sequences"] for split in splits)
+        n_tokens = sum(split["n_tokens"] for split in splits)
+    elif tables := sorted(rows.glob("*.arrow")):
+        lengths = [
+            pc.list_value_length(
+                pa.ipc.open_stream(pa.memory_map(str(path))).read_all()["input_ids"]
+            )
+            for path in tables
+        ]
+        n_rows, n_tokens = sum(map(len, lengths)), sum(pc.sum(one).as_py() for one in lengths)
     else:
-        done = subprocess.run([*command, "--read"], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Failed(f"its rows cannot be read: {done.stderr.strip().splitlines()[-1]}")
-        facts = json.loads(done.stdout.splitlines()[-1])
-    sizes = (path.stat().st_size for path in (output / "rows").rglob("*") if path.is_file())
-    return {**facts, "n_output_bytes": sum(sizes)}
+        # datatrove's: a document's last token by number, and all tokens.
+        n_rows = sum(np.fromfile(path, np.uint64).size for path in rows.glob("*.index"))
+        n_tokens = sum(np.fromfile(path, np.uint32).size for path in rows.glob("*.ds"))
+    n_bytes = sum(path.stat().st_size for path in rows.rglob("*") if path.is_file())
+    return {"n_rows": n_rows, "n_tokens": n_tokens, "n_output_bytes": n_bytes}
+
+
+def summarize(way: str, runs: dict[str, dict[int, Row]], n_bytes: int, length: int) -> Row:
+    ours, own = ({i: run["wall_s"] for i, run in runs[name].items()} for name in (OURS, way))
+    done = list(runs[way].values())
+    wall, facts = spread(list(own.values())), done[0]["facts"]
+    row = {
+        "way": way,
+        "wall_s": wall,
+        "ratio_to_ours": ratios(own, ours),
+        "megabytes_per_s": n_bytes / 1e6 / wall["median"],
+        "cpu_s": spread([run["cpu_s"] for run in done])["median"],
+        "peak_tree_bytes": max(run["peak_tree_bytes"] for run in done),
+        **facts,
+    }
+    if way.partition(",")[0] not in UNPACKED:
+        row["fill_fraction"] = facts["n_tokens"] / (facts["n_rows"] * length)
+    return row
 
 
 def print_row(row: Row) -> None:
@@ -154,16 +153,6 @@ def print_row(row: Row) -> None:
         f" {row['cpu_s']:7.1f} {row['peak_tree_bytes'] / 1e6:8.0f}"
         f" {row['n_output_bytes'] / 1e6:7.1f} {n_rows:>7} {fill:>8}"
     )
-
-
-def measure_size(megabytes: int, folder: Path, args: argparse.Namespace) -> Row:
-    corpus = folder / "corpus.jsonl"
-    n_bytes = write_corpus(corpus, megabytes * 1_000_000, args.input)
-    print(f"\n{n_bytes / 1e6:.1f} MB", flush=True)
-    bench = Benchmark(folder, corpus, args)
-    for repeat, way in turns(list(bench.ways), args.repeats):
-        bench.run(way, repeat)
-    return {"n_bytes": n_bytes, "ways": bench.tabulate(n_bytes)}
 
 
 def write_corpus(path: Path, most_bytes: int, given: Path | None) -> int:
@@ -207,26 +196,31 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def missing(args: argparse.Namespace) -> str | None:
-    """Return which input of the measurement is missing."""
-    if not (args.tokenizer / "tokenizer.json").is_file():
-        return f"{args.tokenizer}: no tokenizer.json; choose another folder with --tokenizer"
-    if not args.input and not DATA.is_dir():
-        return f"the real data is missing: {DATA}; pass an --input"
-    return None
-
-
 def measure_all(args: argparse.Namespace) -> Row:
-    """Measure every size; return the content of the last line."""
+    """Measure every size; return the content of the last line.
+
+    Raises:
+        Failed: an input of the measurement is missing.
+    """
+    if not (args.tokenizer / "tokenizer.json").is_file():
+        raise Failed(f"{args.tokenizer}: no tokenizer.json; choose another folder with --tokenizer")
+    if not args.input and not DATA.is_dir():
+        raise Failed(f"the real data is missing: {DATA}; pass an --input")
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.processes])
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[: args.processes])
     measured = []
-    for megabytes in args.megabytes:
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            measured.append(measure_size(megabytes, Path(folder), args))
-    names = sorted({PEERS[name][1] for name in args.peers})
-    built = {name: environment(name, args.environments) for name in names}
-    installed = {n: versions(e) for n, e in built.items() if e.problem is None}
+    try:
+        for megabytes in args.megabytes:
+            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+                measured.append(measure_size(megabytes, Path(folder), args))
+    finally:
+        os.sched_setaffinity(0, allowed)
+    installed = {}
+    for name in sorted({PEERS[name] for name in args.peers}):
+        python, problem = build_environment(name, args.environments)
+        if problem is None:
+            installed[name] = installed_versions(python, list_requirements(name))
     return {
         "length": args.length, "processes": args.processes, "installed": installed,
         "repeats": args.repeats, "sizes": measured,
@@ -234,10 +228,10 @@ def measure_all(args: argparse.Namespace) -> Row:
 
 
 def main() -> None:
-    args = options().parse_args()
-    if reason := missing(args):
-        sys.exit(f"skipped: {reason}")
-    print(json.dumps(measure_all(args)))
+    try:
+        print(json.dumps(measure_all(options().parse_args())))
+    except Failed as error:
+        sys.exit(f"skipped: {error}")
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.extend(
+    str(Path(__file__).resolve().parents[1] / folder)
+    for folder in ("workflow/scripts", "bench", "tests")
+)
 
 import torch
-from gpu_kit.fixtures import SIZES, qwen3_config
-from transformers import Qwen3Config
+from gpu_kit.fixtures import SIZES, make_size, model_config
+from msgspec.structs import replace
 
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.memory_trace import (
@@ -30,7 +31,6 @@ from expertflow.train.memory_trace import (
     build_model,
     follow_step,
     materialize_weights,
-    trace_step,
     whole_model,
 )
 
@@ -39,25 +39,23 @@ MODELS = ("0.6B", "1.7B", "4B", "8B")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 
 
-def _lora(*, dora: bool, dropout: float) -> LoraSpec:
-    return LoraSpec(
-        r=16, alpha=32, dropout=dropout, targets=TARGETS, use_dora=dora, use_rslora=False
-    )
-
-
-ADAPTERS = {
+LORA = LoraSpec(r=16, alpha=32, dropout=0.0, targets=TARGETS, use_dora=False, use_rslora=False)
+DROPOUT, DORA = replace(LORA, dropout=0.05), replace(LORA, use_dora=True)
+# By name of a method: its adapter.
+METHODS = {
     "full": None,
     "full, pure_bf16": None,
-    "lora": _lora(dora=False, dropout=0.0),
-    "lora, dropout": _lora(dora=False, dropout=0.05),
-    "dora": _lora(dora=True, dropout=0.0),
-    "dora, dropout": _lora(dora=True, dropout=0.05),
+    "lora": LORA,
+    "lora, dropout": DROPOUT,
+    "dora": DORA,
+    "dora, dropout": replace(DORA, dropout=0.05),
+    "qlora": DROPOUT,
 }
 
 
 def run_of(config: Any, kind: str) -> TracedRun:
-    """Describe a run; ``kind`` is a key of ``ADAPTERS``, or ``qlora``."""
-    lora = ADAPTERS["lora, dropout" if kind == "qlora" else kind]
+    """Describe a run; ``kind`` is a key of ``METHODS``."""
+    lora = METHODS[kind]
     method = kind if kind == "qlora" else "full" if lora is None else "lora"
     trained_dtype = torch.bfloat16 if kind == "full, pure_bf16" else torch.float32
     return TracedRun(
@@ -67,7 +65,7 @@ def run_of(config: Any, kind: str) -> TracedRun:
 
 
 def trace_steps(config: Any, kind: str, n_rows: int, length: int) -> dict[str, Any]:
-    """Trace a step with and without checkpointing, and the bytes per token of one more layer."""
+    """Trace a step with and without checkpointing."""
     row: dict[str, Any] = {"kind": kind}
     run = run_of(config, kind)
     for name, checkpoint in (("kept", False), ("checkpointed", True)):
@@ -75,18 +73,12 @@ def trace_steps(config: Any, kind: str, n_rows: int, length: int) -> dict[str, A
         model, gradients, step = whole_model(run, n_rows, length, checkpoint=checkpoint)
         row[f"{name}_s"] = round(time.perf_counter() - begun, 2)
         row |= {"model_bytes": model, "gradient_bytes": gradients, f"{name}_step_bytes": step}
-        tops = [trace_step(run, n, n_rows, length, checkpoint=checkpoint)[2]["top"] for n in (2, 3)]
-        per_layer = (tops[1] - tops[0]) / (n_rows * length * config.hidden_size)
-        row[f"{name}_bytes_per_token_layer_hidden"] = round(per_layer, 2)
     return row
 
 
 def measure_step(n_rows: int, length: int) -> dict[str, int]:
     """Take a real step of a small model and compare resident memory with the traced bytes."""
-    config = Qwen3Config(
-        vocab_size=32_000, hidden_size=512, num_hidden_layers=6, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=64, intermediate_size=1536, tie_word_embeddings=True,
-    )  # fmt: skip
+    config = model_config(make_size(512, 1536, 6, 8, n_kv=4, d=64, vocab=32_000).facts)
     run = TracedRun(
         config=config, method="full", lora=None, attention="eager", dtype=torch.float32,
         kernel=True, supervised_fraction=0.3,
@@ -112,21 +104,16 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning)
     results: list[dict[str, Any]] = []
-    print(
-        "Qwen3  kind            model  gradients  step GiB: kept  checkpointed  bytes/token/layer/h"
-    )
+    print("Qwen3  kind            model  gradients  step GiB: kept  checkpointed")
     for model in args.models:
-        config = qwen3_config(SIZES[model].facts)
-        for kind in (*ADAPTERS, "qlora"):
+        config = model_config(SIZES[model].facts)
+        for kind in METHODS:
             row = trace_steps(config, kind, args.rows, args.length)
             results.append({"model": model, **row})
-            kept, again = (
-                row[f"{n}_bytes_per_token_layer_hidden"] for n in ("kept", "checkpointed")
-            )
             print(
                 f"{model:5}  {kind:14}  {row['model_bytes'] / GIB:5.2f}"
                 f"  {row['gradient_bytes'] / GIB:9.2f}  {row['kept_step_bytes'] / GIB:14.2f}"
-                f"  {row['checkpointed_step_bytes'] / GIB:12.2f}  {kept:9.1f} / {again:.1f}"
+                f"  {row['checkpointed_step_bytes'] / GIB:12.2f}"
                 f"   ({row['kept_s'] + row['checkpointed_s']:.1f} s)",
                 flush=True,
             )

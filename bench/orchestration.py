@@ -12,18 +12,14 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
-from measured import Failed, cpu_s
-from turns import format_spread, ratios, spread, turns
+from measured import Failed, Row, format_spread, measure, ratios, run_in_turns, spread
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("Snakefile", "workflow", "profiles", "envs", "config")
@@ -35,15 +31,8 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXP
 # Files that must be the same, however the jobs were started, if the target makes them.
 SAME = ("packing.json", "plan.json", "keep.arrow", "checkpoint/model.safetensors")
 ROWS = "packed/**/*.arrow"
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
-    """Seconds of a command: wall time, and CPU time of all its processes."""
-
-    wall_s: float
-    cpu_s: float
+# Wall and CPU seconds of a command.
+Timed = dict[str, float]
 
 
 class Copies:
@@ -73,8 +62,8 @@ class Copies:
         The script is in a copy whose sources are locked and whose folders exist.
         """
         planned, finished = self.make_fresh("planned"), self.make_fresh("finished")
-        self.run_workflow(planned, "-n", self.target)
-        self.run_workflow(finished, self.target)
+        run_workflow(planned, "-n", self.target)
+        run_workflow(finished, self.target)
         commands = read_commands(finished)
         for path in sorted((finished / "results").rglob("*")):
             if path.is_file():
@@ -83,24 +72,20 @@ class Copies:
         (planned / "run.sh").write_text(script + "\n", encoding="utf-8")
         return len(commands)
 
-    def time_line(self, line: str) -> Timed:
-        finished = self.folder / "finished"
-        if line == EMPTY:
-            folder = self.folder / "empty"
-            folder.mkdir(exist_ok=True)
-            (folder / "Snakefile").write_text("rule all:\n    input: []\n", encoding="utf-8")
-            return self.run_workflow(folder, "-n")
-        if line == SCRIPTS:
-            planned = self.make_fresh("scripts", self.folder / "planned")
-            return time_command(["bash", "run.sh"], planned)
-        if line == COLD:
-            return self.run_workflow(self.make_fresh("cold"), "-n", self.target)
-        if line == WHOLE:
-            return self.run_workflow(self.make_fresh("flow"), self.target)
-        return self.run_workflow(finished, *(["-n"] if line == AGAIN else []), self.target)
-
-    def run_workflow(self, folder: Path, *arguments: str) -> Timed:
-        return time_command([sys.executable, "-m", "snakemake", "--cores", "1", *arguments], folder)
+    def lines(self) -> dict[str, Callable[[int], Timed]]:
+        """Return what runs each line, in a fresh copy where something is made."""
+        empty, finished = self.folder / "empty", self.folder / "finished"
+        empty.mkdir()
+        (empty / "Snakefile").write_text("rule all:\n    input: []\n", encoding="utf-8")
+        target, script = self.target, ["bash", "run.sh"]
+        return {
+            EMPTY: lambda _: run_workflow(empty, "-n"),
+            COLD: lambda _: run_workflow(self.make_fresh("cold"), "-n", target),
+            NOTHING: lambda _: run_workflow(finished, target),
+            AGAIN: lambda _: run_workflow(finished, "-n", target),
+            WHOLE: lambda _: run_workflow(self.make_fresh("flow"), target),
+            SCRIPTS: lambda _: run(script, self.make_fresh("scripts", self.folder / "planned")),
+        }
 
     def list_compared_results(self) -> list[str]:
         """List the files by which the last runs of both ways are compared.
@@ -120,7 +105,11 @@ class Copies:
         return names
 
 
-def time_command(command: list[str], folder: Path) -> Timed:
+def run_workflow(folder: Path, *arguments: str) -> Timed:
+    return run([sys.executable, "-m", "snakemake", "--cores", "1", *arguments], folder)
+
+
+def run(command: list[str], folder: Path) -> Timed:
     """Run a command to its end; if it fails, the benchmark ends with its error line."""
     environment = {
         **os.environ,
@@ -128,15 +117,7 @@ def time_command(command: list[str], folder: Path) -> Timed:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "EXPERTFLOW": str(folder / "workflow" / "scripts"),
     }
-    before_s, start = cpu_s(), time.perf_counter()
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        lines = (done.stdout + done.stderr).splitlines() or ["no output"]
-        reason = next((line for line in lines if "rror" in line or "Exception" in line), lines[-1])
-        raise Failed(f"{' '.join(command[1:])}: {reason.strip()}")
-    return Timed(wall_s=time.perf_counter() - start, cpu_s=cpu_s() - before_s)
+    return measure(command, cwd=folder, env=environment)
 
 
 def read_commands(folder: Path) -> list[str]:
@@ -155,27 +136,19 @@ def measure_orchestration(target: str, n_repeats: int) -> Row:
     with tempfile.TemporaryDirectory(prefix="orchestration-") as name:
         copies = Copies(Path(name) / "copies", target)
         n_jobs = copies.prepare_scripts()
-        lines = (EMPTY, COLD, NOTHING, AGAIN, WHOLE, SCRIPTS)
-        done: dict[str, dict[int, Timed]] = {line: {} for line in lines}
-        for repeat, line in turns(lines, n_repeats):
-            done[line][repeat] = copies.time_line(line)
+        lines = copies.lines()
+        runs = run_in_turns(lines, n_repeats, {}, required=lines)
         files = copies.list_compared_results()
-    return {"target": target, "n_jobs": n_jobs, "compared": files, **tabulate(done)}
-
-
-def tabulate(done: dict[str, dict[int, Timed]]) -> Row:
-    """Print a line for each way, with ratios within a repeat."""
-    walls = {line: {i: run.wall_s for i, run in runs.items()} for line, runs in done.items()}
-    result: Row = {}
+    walls = {line: {i: run["wall_s"] for i, run in of.items()} for line, of in runs.items()}
+    result: Row = {"target": target, "n_jobs": n_jobs, "compared": files}
     print(f"{'':>18} {'seconds':>24} {'CPU s':>24}")
-    for line, runs in done.items():
-        wall, cpu = spread(list(walls[line].values())), spread([r.cpu_s for r in runs.values()])
-        print(f"{line:>18} {format_spread(asdict(wall)):>24} {format_spread(asdict(cpu)):>24}")
-        result[line] = {"wall_s": asdict(wall), "cpu_s": asdict(cpu)}
+    for line, of in runs.items():
+        wall, cpu = (spread([run[key] for run in of.values()]) for key in ("wall_s", "cpu_s"))
+        print(f"{line:>18} {format_spread(wall):>24} {format_spread(cpu):>24}")
+        result[line] = {"wall_s": wall, "cpu_s": cpu}
     for first, second in ((COLD, EMPTY), (WHOLE, SCRIPTS)):
-        ratio = ratios(walls[first], walls[second])
-        print(f"{first} / {second}: {format_spread(ratio and asdict(ratio))}")
-        result[f"{first} / {second}"] = ratio and asdict(ratio)
+        ratio = result[f"{first} / {second}"] = ratios(walls[first], walls[second])
+        print(f"{first} / {second}: {format_spread(ratio)}")
     return result
 
 

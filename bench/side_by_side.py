@@ -29,50 +29,37 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
-
-from environments import environment
-from measured import Failed
-from training_beside import (
-    BATCHES,
-    USUAL_BATCH,
-    TrainingJob,
-    measure_training,
-    peer_versions,
+sys.path.extend(
+    str(Path(__file__).resolve().parents[1] / folder)
+    for folder in ("bench", "bench/peers", "workflow/scripts")
 )
+
+from environments import KEPT, build_environment, installed_versions
+from measured import Failed, Row
+from training_beside import BATCHES, USUAL_BATCH, TrainingJob, measure_training
 from training_lines import failure
 
-KEPT = Path.home() / ".cache" / "expertflow" / "peers"
+from expertflow.core.files import write_text
+
 PACKAGES = (
     "torch", "transformers", "peft", "accelerate", "pyarrow", "numpy", "snakemake", "fastokens",
     "tokenizers",
 )  # fmt: skip
 # Both sides must run on the same versions: another version is another comparison.
 SHARED = ("torch", "transformers", "peft", "accelerate")
-Row = dict[str, Any]
+OF_TRL = (*SHARED, "trl", "datasets", "liger-kernel")
 
 
 def main() -> None:
     args = parse_arguments(sys.argv[1:])
-    before = machine(args.device)
     report: Row = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": shlex.join(["python", "bench/side_by_side.py", *sys.argv[1:]]),
-        "machine": before,
-        "versions": versions(),
+        "machine": describe_machine(args.device),
+        "versions": our_versions(),
     }
-
-    def note(parts: dict[str, Row]) -> None:
-        load = {**before, "load_average_after": os.getloadavg()[0]}
-        left = [name for name in args.parts if name not in parts]
-        report.update(machine=load, parts=parts, not_run=left)
-        write(report, args.output)
-
-    run_parts(args.parts, PARTS, args, note)
-    sys.exit(finish_report(report, args.output))
+    sys.exit(run_parts(report, {name: PARTS[name] for name in args.parts}, args))
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
@@ -110,23 +97,25 @@ def chain(args: argparse.Namespace) -> Row:
 
     words = ["--repeats", str(args.repeats), "--environments", str(args.environments)]
     words += ["--input", str(args.input)] if args.input else []
-    options = data_path.options().parse_args(words)
-    if reason := data_path.missing(options):
-        raise Failed(reason)
-    allowed = os.sched_getaffinity(0)
-    try:
-        return data_path.measure_all(options)
-    finally:
-        # It limits itself and its children to a number of cores.
-        os.sched_setaffinity(0, allowed)
+    return data_path.measure_all(data_path.options().parse_args(words))
 
 
 def compare_training(args: argparse.Namespace) -> Row:
     micro, n_accumulation = BATCHES.get(args.model, USUAL_BATCH)
-    python, problem, installed = trl(args)
-    with tempfile.TemporaryDirectory(prefix="side-by-side-") as name:
+    python, problem = args.peer_python, None
+    if python is None:
+        name = "trl_cuda" if args.device == "cuda" else "trl_peft"
+        python, problem = build_environment(name, args.environments)
+        problem = problem and f"not installed: {problem}"
+    installed: dict[str, str] = {}
+    if problem is None:
+        try:
+            installed = installed_versions(python, OF_TRL, "json, trl, peft, datasets")
+        except Failed as error:
+            problem = str(error)
+    with tempfile.TemporaryDirectory(prefix="side-by-side-") as folder:
         job = TrainingJob(
-            folder=Path(name), model=args.model, device=args.device, n_repeats=args.repeats,
+            folder=Path(folder), model=args.model, device=args.device, n_repeats=args.repeats,
             n_warmup_steps=args.warmup_steps, n_timed_steps=args.timed_steps,
             micro_batch=args.micro_batch or micro,
             n_accumulation_steps=args.accumulation or n_accumulation,
@@ -136,33 +125,14 @@ def compare_training(args: argparse.Namespace) -> Row:
         measured = measure_training(job)
     if reason := failure(measured, has_peer=problem is None):
         measured["failed"] = reason
-    differ = versions_differ(versions(), installed)
-    for name, (ours, theirs) in (differ or {}).items():
-        print(f"versions differ: {name} {ours or 'none'}, TRL's {theirs or 'none'}")
-    return {**measured, "installed": installed, "versions_differ": differ}
-
-
-def versions_differ(
-    ours: dict[str, str], theirs: dict[str, str]
-) -> dict[str, tuple[str | None, str | None]] | None:
-    """Return the packages whose versions differ; null if the peer's are unknown."""
-    if not theirs:
-        return None
-    pairs = {name: (ours.get(name), theirs.get(name)) for name in SHARED}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def trl(args: argparse.Namespace) -> tuple[Path | None, str | None, dict[str, str]]:
-    """Find or build TRL's environment: its Python, or why it is missing, and its versions."""
-    python = args.peer_python
-    if python is None:
-        name = "trl_cuda" if args.device == "cuda" else "trl_peft"
-        built = environment(name, args.environments)
-        if built.problem:
-            return None, f"not installed: {built.problem}", {}
-        python = built.python
-    installed, problem = peer_versions(python)
-    return python, problem and f"{python}: {problem}", installed
+    ours = our_versions()
+    pairs = {name: (ours.get(name), installed.get(name)) for name in SHARED if installed}
+    differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    for name, (own, peers) in differ.items():
+        print(f"versions differ: {name} {own or 'none'}, TRL's {peers or 'none'}")
+    # Null if the peer's are unknown.
+    known = differ if installed else None
+    return {**measured, "installed": installed, "versions_differ": known}
 
 
 def orchestration(args: argparse.Namespace) -> Row:
@@ -184,66 +154,55 @@ EXPECTED = (Failed, ImportError, OSError, subprocess.SubprocessError, json.JSOND
 
 
 def run_parts(
-    names: list[str], parts: dict[str, Callable[[argparse.Namespace], Row]],
-    args: argparse.Namespace, note: Callable[[dict[str, Row]], None] = lambda _: None,
-) -> dict[str, Row]:  # fmt: skip
-    """Run parts one after another; a failed one is reported, and the others continue.
+    report: Row, parts: dict[str, Callable[[argparse.Namespace], Row]], args: argparse.Namespace
+) -> int:
+    """Run parts one after another, print the report as a line, and return the exit code.
 
-    ``note`` receives the results after each part, so that a crash of the next loses nothing.
+    A failed part is listed, and the others continue. The report is also written after each part, so
+    that a crash of the next loses nothing.
     """
-    results: dict[str, Row] = {}
-    for name in names:
+    report |= {"parts": {}, "not_run": list(parts)}
+    for name, part in parts.items():
         try:
-            results[name] = parts[name](args)
+            report["parts"][name] = part(args)
         except EXPECTED as error:
-            results[name] = {"failed": " ".join(str(error).split()) or type(error).__name__}
-        note(results)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            report["parts"][name] = {"failed": reason}
+        report["not_run"].remove(name)
+        report["machine"]["load_average_after"] = os.getloadavg()[0]
+        line = json.dumps(report, allow_nan=False)
+        if args.output:
+            write_text(args.output, line + "\n")
         sys.stdout.flush()
-    return results
-
-
-def finish_report(report: Row, output: Path | None) -> int:
-    """Report failures, write and print the JSON line; return the exit code."""
-    failed = {name: part["failed"] for name, part in report["parts"].items() if "failed" in part}
+    found = report["parts"].items()
+    failed = {name: part["failed"] for name, part in found if "failed" in part}
     for name, reason in failed.items():
         print(f"\n{name}: failed: {reason}")
-    print(write(report, output))
+    print(line)
     return 1 if failed else 0
 
 
-def write(report: Row, output: Path | None) -> str:
-    """Write the report atomically; return its line."""
-    line = json.dumps(report, allow_nan=False)
-    if output:
-        part = output.with_name(f"{output.name}.part")
-        part.write_text(line + "\n", encoding="utf-8")
-        part.replace(output)
-    return line
-
-
-def machine(device: str) -> Row:
+def describe_machine(device: str) -> Row:
     """Describe this machine and its load."""
     with Path("/proc/cpuinfo").open(encoding="utf-8") as stream:
         models = [line.partition(":")[2].strip() for line in stream if "model name" in line]
+    gpu = None
+    if device == "cuda":
+        import torch
+
+        found = torch.cuda.is_available()
+        gpu = torch.cuda.get_device_name(0) if found else "none that torch sees"
     return {
         "cpu": models[0] if models else platform.machine(),
         "n_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpu": gpu_name() if device == "cuda" else None,
+        "gpu": gpu,
         "python": platform.python_version(),
         "load_average_before": os.getloadavg()[0],
     }
 
 
-def gpu_name() -> str:
-    """Return torch's name of the card, or a text if there is none."""
-    import torch
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none that torch sees"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that our side runs on."""
+def our_versions() -> dict[str, str]:
     return {d.name: d.version for name in PACKAGES for d in metadata.distributions(name=name)}
 
 

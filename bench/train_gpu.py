@@ -1,6 +1,6 @@
 """Measure training on one GPU: the card's limits, the worth of each switch, and correctness.
 
-    python bench/train_gpu.py --model 0.6B [--only lora,lora-padded] [--output result.json]
+    python bench/train_gpu.py --model 0.6B [--only lora,lora-no-compile] [--output result.json]
     python bench/train_gpu.py --device cpu --model tiny      # the same, small, to try the kit
 
 Needs only torch >= 2.11, transformers, peft, accelerate, pyarrow and numpy. Random weights with a
@@ -9,16 +9,12 @@ packing and trained by its own loop, with a plan like the product's.
 
 Parts, in the order they run until the budget is spent:
 - ceilings: large matrix products and the model's own, copies on the device and from the host;
-- route: the available attention kernels, in words;
-- lora, full, dora, qlora: the plan's own settings, checked before the first step as in a run;
-- ...-padded: one document per padded row, fp32 logits of every row, 4 rows, masks, no
-  compilation, unfused AdamW: a naive trainer, in the same precision;
-- packed: logits of packed rows against every document alone, and no leak between documents;
+- lora, full, dora, qlora: the plan's own settings. As in a run, the model, its packed documents and
+  the route are checked before the first step, with the result in words;
 - resume: under deterministic kernels the same SHA-256 of all weights, stopped and resumed or not;
 - trl, trl-compiled, unsloth: other trainers on the rows of lora, from its adapter and at its
   micro-batch, without padding; if not installed here, the reason;
-- profile: GPU time by kind of kernel, and the gaps;
-- ...-no-compile, -all-rows-loss, -sdpa-mask, -checkpointing: one switch the other way.
+- ...-no-compile, -sdpa-mask, -checkpointing: one switch the other way.
 
 Tokens are those of documents, without padding. MFU counts the FLOPs that the default needs;
 extra computation of a variant does not count. Every part runs in a separate process: if one fails
@@ -29,7 +25,8 @@ for --soak-s, so that the card is warm, and is measured for --measure-s, while c
 temperature are sampled. "Predicted" is the plan's model of the step for the same settings, on this
 card.
 
-To compare our losses with TRL's, in turns: bench/side_by_side.py --only training.
+To compare our losses with TRL's, in turns: bench/side_by_side.py --only training. A step's kernels:
+``training.profile_steps``.
 
 Prints a table; the last line is JSON. Exits with 1 if a part failed or a check did not pass.
 """
@@ -41,16 +38,15 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
-sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.extend(
+    str(Path(__file__).resolve().parents[1] / folder)
+    for folder in ("tests", "workflow/scripts", "bench", "bench/peers")
+)
 
 from gpu_kit import parts
 from gpu_kit.fixtures import SIZES
@@ -58,13 +54,13 @@ from gpu_kit.peers import PEERS
 from gpu_kit.table import table
 from gpu_kit.training import Work
 
-BUDGET_S = 480
+from expertflow.core.records import from_json
+from expertflow.tokens.records import PackingRecord
+
 # The most informative parts come first; a spent budget may leave out the one-switch variants.
 ORDER = (
-    *("ceilings", "route", "lora", "packed", "resume", *PEERS, "full", "dora", "lora-padded"),
-    *("qlora", "profile"),
-    *("lora-no-compile", "lora-all-rows-loss", "lora-sdpa-mask", "lora-checkpointing"),
-    *(name for name in parts.VARIANTS if name.startswith("full-")),
+    *("ceilings", "lora", "resume", *PEERS, "full", "dora", "qlora"),
+    *(name for name in parts.VARIANTS if "-" in name),
 )
 
 
@@ -79,21 +75,16 @@ def main() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "compiled")
         os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "compiled" / "triton")
         work = Work(
-            folder=Path(folder), device=args.device, model=args.model, sizes={}, packings={},
+            folder=Path(folder), device=args.device, model=args.model, sizes={},
             peak_tflops=args.peak_tflops, soak_s=args.soak_s, measure_s=args.measure_s,
         )  # fmt: skip
         made = launch_part("prepare", work, args)
         if "sizes" not in made:
             sys.exit(f"error: {made.get('failed') or made['out_of_memory']}")
-        work = msgspec.structs.replace(work, sizes=made.pop("sizes"), packings=made.pop("packings"))
+        packing = from_json(PackingRecord, made.pop("packing"))
+        work = msgspec.structs.replace(work, sizes=made.pop("sizes"), packing=packing)
         report = {**made, "model": args.model, "parts": {}, "left_out": [*args.parts]}
-        for name, result in run_parts(work, args, started_s):
-            report["parts"][name] = result
-            report["left_out"].remove(name)
-            report["wall_s"] = time.monotonic() - started_s
-            # If the run is stopped, its measurements so far stay.
-            if args.output:
-                args.output.write_text(json.dumps(report) + "\n", encoding="utf-8")
+        run_parts(work, args, report, started_s)
     print(table(report))
     print(json.dumps(report))
     sys.exit(any(map(is_bad, report["parts"].values())))
@@ -106,30 +97,18 @@ def is_bad(result: dict[str, Any]) -> bool:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--model", choices=tuple(SIZES), default="0.6B", help="shape (0.6B)")
-    parser.add_argument("--only", help=f"parts, by commas: {', '.join(ORDER)}")
-    parser.add_argument(
-        "--soak-s", type=float, default=10, help="seconds of steps before measuring (10)"
-    )
-    parser.add_argument("--measure-s", type=float, default=20, help="seconds to measure (20)")
-    parser.add_argument(
-        "--budget-s",
-        type=float,
-        default=BUDGET_S,
-        help=f"seconds after which no part starts ({BUDGET_S})",
-    )
-    parser.add_argument(
-        "--part-limit-s", type=float, default=180, help="seconds after which a part is stopped"
-    )
-    parser.add_argument(
-        "--peak-tflops", type=float, help="dense bf16 peak, in place of the table's"
-    )
-    parser.add_argument("--scratch", type=Path, help="folder for the model and checkpoints")
-    parser.add_argument(
-        "--start", choices=("spawn", "fork"), help="processes (spawn; on a CPU fork)"
-    )
-    parser.add_argument("--output", type=Path, help="JSON file to write")
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--model", choices=tuple(SIZES), default="0.6B", help="shape (0.6B)")
+    add("--only", help=f"parts, by commas: {', '.join(ORDER)}")
+    add("--soak-s", type=float, default=10, help="seconds of steps before measuring (10)")
+    add("--measure-s", type=float, default=20, help="seconds to measure (20)")
+    add("--budget-s", type=float, default=480, help="seconds after which no part starts (480)")
+    add("--part-limit-s", type=float, default=180, help="seconds after which a part is stopped")
+    add("--peak-tflops", type=float, help="dense bf16 peak, in place of the table's")
+    add("--scratch", type=Path, help="folder for the model and checkpoints")
+    add("--start", choices=("spawn", "fork"), help="processes (spawn; on a CPU fork)")
+    add("--output", type=Path, help="JSON file to write")
     args = parser.parse_args()
     args.parts = args.only.split(",") if args.only else list(ORDER)
     if unknown := [name for name in args.parts if name not in parts.PARTS]:
@@ -138,33 +117,32 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run_parts(
-    work: Work, args: argparse.Namespace, started_s: float
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run the parts that the budget allows, one after the other."""
-    results: dict[str, Any] = {}
-    longest_s = 0.0
+    work: Work, args: argparse.Namespace, report: dict[str, Any], started_s: float
+) -> None:
+    """Run the parts that the budget allows, one after the other; add their results."""
+    results, longest_s = report["parts"], 0.0
     for name in args.parts:
-        if time.monotonic() - started_s + longest_s > args.budget_s:
-            return
         begun_s = time.monotonic()
-        result = launch_part(name, after(work, name, results), args)
+        if begun_s - started_s + longest_s > args.budget_s:
+            return
+        # The product's speed, and the micro-batch that fits.
+        usual = results.get("full" if name.startswith("full") else "lora", {})
+        known = msgspec.structs.replace(
+            work,
+            micro_batch=usual.get("micro_batch_size"),
+            matmul_flops_per_s=results.get("ceilings", {}).get("matmul_flops_per_s"),
+        )
+        result = results[name] = launch_part(name, known, args)
         taken_s = result["part_s"] = time.monotonic() - begun_s
         longest_s = max(longest_s, taken_s)
         told = (result.get(key) for key in ("failed", "out_of_memory", "absent"))
         message = next(filter(None, told), "done")
         print(f"{name}: {message} ({taken_s:.0f} s)", file=sys.stderr, flush=True)
-        results[name] = result
-        yield name, result
-
-
-def after(work: Work, name: str, results: dict[str, Any]) -> Work:
-    """Return results of earlier parts: the product's speed, and the micro-batch that fits."""
-    usual = results.get("full" if name.startswith("full") else "lora", {})
-    return msgspec.structs.replace(
-        work,
-        micro_batch=usual.get("micro_batch_size"),
-        matmul_flops_per_s=results.get("ceilings", {}).get("matmul_flops_per_s"),
-    )
+        report["left_out"].remove(name)
+        report["wall_s"] = time.monotonic() - started_s
+        # If the run is stopped, its measurements so far stay.
+        if args.output:
+            args.output.write_text(json.dumps(report) + "\n", encoding="utf-8")
 
 
 def launch_part(name: str, work: Work, args: argparse.Namespace) -> dict[str, Any]:

@@ -16,7 +16,9 @@ import json
 import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +26,14 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / folder) for folder in ("workflow/scripts", "bench", "tests")]
+sys.path.extend(
+    str(Path(__file__).resolve().parents[1] / folder)
+    for folder in ("workflow/scripts", "bench", "tests")
+)
+
+# These do not import torch, which a worker may not import before it poses as a card.
+from fake_card.card import checking, pose_as_card
+from gpu_kit.fixtures import LLAMA_8B, SIZES, model_config
 
 LENGTH = 2048
 DOCUMENTS = (600, 500, 500, 448)
@@ -36,38 +44,22 @@ CAPABILITIES = {"sm_80": (8, 0), "sm_89": (8, 9), "sm_90": (9, 0), "sm_100": (10
 HOPPER = "sm_90"
 
 
-class Shape(NamedTuple):
-    """A model's dimensions, as in its config, and the rows of a micro-batch."""
-
-    family: str
-    n_layers: int
-    hidden_size: int
-    n_heads: int
-    n_kv_heads: int
-    intermediate_size: int
-    vocab_size: int
-    tied: bool
-    n_rows: int
-
-
-SHAPES = {
-    "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 3072, 151_936, True, 8),
-    "qwen3-1.7b": Shape("qwen3", 28, 2048, 16, 8, 6144, 151_936, True, 4),
-    "qwen3-4b": Shape("qwen3", 36, 2560, 32, 8, 9728, 151_936, True, 4),
-    "qwen3-8b": Shape("qwen3", 36, 4096, 32, 8, 12_288, 151_936, False, 2),
-    "llama-8b": Shape("llama", 32, 4096, 32, 8, 14_336, 128_256, False, 2),
+# Models of known shapes, and the rows of a micro-batch.
+MODELS = {
+    "qwen3-0.6b": (SIZES["0.6B"].facts, 8),
+    "qwen3-1.7b": (SIZES["1.7B"].facts, 4),
+    "qwen3-4b": (SIZES["4B"].facts, 4),
+    "qwen3-8b": (SIZES["8B"].facts, 2),
+    "llama-8b": (LLAMA_8B.facts, 2),
 }
 METHODS = ("lora", "dora", "qlora", "full")
 
 
 class Case(NamedTuple):
+    name: str
     model: str
     method: str
     checkpointed: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.model} {self.method}{' checkpointed' if self.checkpointed else ''}"
 
 
 # The models left out would show the same, at other widths.
@@ -76,17 +68,14 @@ SHOWN_ON = {
     "qlora": ("qwen3-0.6b", "qwen3-8b"),
 }
 CASES = {
-    case.name: case
-    for model in SHAPES
-    for method in METHODS
-    for checkpointed in (False, True)
-    if (case := Case(model, method, checkpointed)) and model in SHOWN_ON.get(method, SHAPES)
+    name: Case(name, model, method, checkpointed)
+    for model, method, checkpointed in product(MODELS, METHODS, (False, True))
+    if model in SHOWN_ON.get(method, MODELS)
+    and (name := f"{model} {method}{' checkpointed' if checkpointed else ''}")
 }
 
 
 def start_worker(architecture: str) -> None:
-    from fake_card.card import pose_as_card
-
     warnings.filterwarnings("ignore")
     pose_as_card(CAPABILITIES[architecture])
 
@@ -98,18 +87,17 @@ def start_worker(architecture: str) -> None:
 def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
     """Compile two layers of a model, run one step, and count."""
     import torch
-    from fake_card.card import checking
-    from fake_card.count import LayerCompiler, read_counters, summarize_graphs
+    from fake_card.count import LayerCompiler, summarize_graphs
     from torch._dynamo.utils import counters
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from expertflow.train.memory_trace import materialize_weights, sample_batch
+    from expertflow.train.memory_trace import materialize_weights, sample_batch, whole_model
     from expertflow.train.model import attention
     from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 
     torch._dynamo.reset()
     counters.clear()
-    shape, run = SHAPES[case.model], traced_run(case)
+    (facts, n_rows), run = MODELS[case.model], traced_run(case)
     net = build_net(run, case)
     compiler = LayerCompiler(to_cubin=to_cubin)
     kernel = mock.patch.object(attention, "KERNEL", checking(attention.KERNEL))
@@ -122,19 +110,23 @@ def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
         for layer in decoder_layers(causal_lm(net)):
             layer.compile(dynamic=False, backend=compiler)
         for documents in (DOCUMENTS, *OTHER_DOCUMENTS):
-            batch = sample_batch(documents, shape.n_rows, SUPERVISED)
+            batch = sample_batch(documents, n_rows, SUPERVISED)
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 loss = PackedLoss(net)(batch)
             loss.backward()
-        found = read_counters() | summarize_graphs(compiler.graphs, batch.n_tokens)
-        found |= count_rest(net, case, batch)
-    found["launches_per_step"] = shape.n_layers * found.pop("launches_per_layer") + found.pop(
-        "other_launches"
-    )
-    found["peak_bytes"] = None if to_cubin else peak_bytes(case)
-    names = {"name": case.name, "model": case.model, "method": case.method}
-    counted = {**names, "checkpointed": case.checkpointed, **found}
-    return counted | ({"cubins": compiler.n_cubins} if to_cubin else {})
+        found = {
+            **case._asdict(),
+            "graphs": int(counters["stats"].get("unique_graphs", 0)),
+            "graph_breaks": sum(counters["graph_break"].values()),
+            **summarize_graphs(compiler.graphs, batch.n_tokens),
+            **count_rest(net, batch, facts.hidden_size),
+        }
+    of_layers = facts.n_layers * found.pop("launches_per_layer")
+    found["launches_per_step"] = of_layers + found["loss_launches"] + found["optimizer_launches"]
+    if to_cubin:
+        return {**found, "peak_bytes": None, "cubins": compiler.n_cubins}
+    peak = whole_model(run, n_rows, LENGTH, checkpoint=case.checkpointed)
+    return {**found, "peak_bytes": sum(peak)}
 
 
 def build_net(run: Any, case: Case) -> Any:
@@ -164,25 +156,11 @@ def build_net(run: Any, case: Case) -> Any:
 def traced_run(case: Case) -> Any:
     import torch
     from gpu_kit.training import LORA
-    from transformers import AutoConfig
 
     from expertflow.train.memory_trace import TracedRun
 
-    shape = SHAPES[case.model]
-    config = AutoConfig.for_model(
-        shape.family,
-        num_hidden_layers=shape.n_layers,
-        hidden_size=shape.hidden_size,
-        num_attention_heads=shape.n_heads,
-        num_key_value_heads=shape.n_kv_heads,
-        head_dim=128,
-        intermediate_size=shape.intermediate_size,
-        vocab_size=shape.vocab_size,
-        tie_word_embeddings=shape.tied,
-        max_position_embeddings=40_960,
-    )
     return TracedRun(
-        config=config,
+        config=model_config(MODELS[case.model][0]),
         method="lora" if case.method == "dora" else case.method,
         lora=None if case.method == "full" else replace(LORA, use_dora=case.method == "dora"),
         attention="packed",
@@ -193,7 +171,7 @@ def traced_run(case: Case) -> Any:
     )
 
 
-def count_rest(net: Any, case: Case, batch: Any) -> dict[str, Any]:
+def count_rest(net: Any, batch: Any, hidden_size: int) -> dict[str, Any]:
     """Count the loss, with its backward pass, and the optimizer; both run outside the layers."""
     import torch
     from fake_card.count import KIB, EagerWork
@@ -201,11 +179,10 @@ def count_rest(net: Any, case: Case, batch: Any) -> dict[str, Any]:
     from expertflow.train.model.loss import loss_and_gradient_to_compile, sum_loss
     from expertflow.train.model.packed import causal_lm, find_head
 
-    lm, shape = causal_lm(net), SHAPES[case.model]
-    size = (shape.n_rows, LENGTH, shape.hidden_size)
-    hidden = torch.empty(size, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     labels = batch.labels_BL.to("cuda")
-    n_targets, head = batch.n_target_tokens, find_head(lm)
+    size = (*labels.shape, hidden_size)
+    hidden = torch.empty(size, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    n_targets, head = batch.n_target_tokens, find_head(causal_lm(net))
     with EagerWork() as of_loss, torch.autocast("cuda", dtype=torch.bfloat16):
         kernel = of_loss.compiled(loss_and_gradient_to_compile)
         sum_loss(hidden, head, labels, n_targets=n_targets, kernel=kernel).backward()
@@ -217,28 +194,10 @@ def count_rest(net: Any, case: Case, batch: Any) -> dict[str, Any]:
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
     return {
-        "loss_kb_per_target": round(of_loss.n_bytes / batch.n_target_tokens / KIB, 1),
+        "loss_kb_per_target": round(of_loss.n_bytes / n_targets / KIB, 1),
         "loss_launches": of_loss.n_launches,
         "optimizer_launches": of_optimizer.n_launches,
-        "other_launches": of_loss.n_launches + of_optimizer.n_launches,
     }
-
-
-def peak_bytes(case: Case) -> int:
-    from expertflow.train.memory_trace import whole_model
-
-    run, n_rows = traced_run(case), SHAPES[case.model].n_rows
-    return sum(whole_model(run, n_rows, LENGTH, checkpoint=case.checkpointed))
-
-
-def run_cases(cases: list[Case], *, architecture: str, to_cubin: bool, workers: int) -> Any:
-    pool = ProcessPoolExecutor(
-        workers, get_context("spawn"), initializer=start_worker, initargs=(architecture,)
-    )
-    with pool:
-        waiting = [pool.submit(count_case, case, to_cubin=to_cubin) for case in cases]
-        for one in waiting:
-            yield one.result()
 
 
 COLUMNS = {
@@ -248,12 +207,11 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def show(counted: dict[str, Any]) -> str:
-    shown = dict(counted)
-    if shown["peak_bytes"] is not None:
-        shown["peak_bytes"] = f"{shown['peak_bytes'] / 2**30:.1f}"
-    cells = [str(shown[key]) if shown[key] is not None else "-" for key in COLUMNS]
-    return f"{cells[0]:32}" + "".join(f"{cell:>10}" for cell in cells[1:])
+def show(counted: dict[str, Any]) -> None:
+    peak = counted["peak_bytes"]
+    shown = {**counted, "peak_bytes": f"{peak / 2**30:.1f}" if isinstance(peak, int) else peak}
+    cells = ["-" if shown[key] is None else str(shown[key]) for key in COLUMNS]
+    print(f"{cells[0]:32}" + "".join(f"{cell:>10}" for cell in cells[1:]), flush=True)
 
 
 def main() -> None:
@@ -269,16 +227,19 @@ def main() -> None:
     if find_spec("bitsandbytes") is None:
         print("skipped: qlora, as bitsandbytes is not installed (make bitsandbytes)")
         args.cases = [name for name in args.cases if CASES[name].method != "qlora"]
-    titles = list(COLUMNS.values())
-    print(f"{titles[0]:32}" + "".join(f"{title:>10}" for title in titles[1:]))
-    cases, found = [CASES[name] for name in args.cases], []
+    show(COLUMNS)
+    found = []
     for architecture in CAPABILITIES if args.ptx else [HOPPER]:
         if args.ptx:
             print(architecture)
-        run = run_cases(cases, architecture=architecture, to_cubin=args.ptx, workers=args.workers)
-        for counted in run:
-            print(show(counted), flush=True)
-            found.append({**counted, "architecture": architecture})
+        pool = ProcessPoolExecutor(
+            args.workers, get_context("spawn"), initializer=start_worker, initargs=(architecture,)
+        )
+        with pool:
+            of_case = partial(count_case, to_cubin=args.ptx)
+            for counted in pool.map(of_case, [CASES[name] for name in args.cases]):
+                show(counted)
+                found.append({**counted, "architecture": architecture})
     print(json.dumps({"cases": found}))
 
 

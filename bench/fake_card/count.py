@@ -9,7 +9,6 @@ from unittest import mock
 
 import torch
 from functorch.compile import make_boxed_func
-from torch._dynamo.utils import counters
 from torch._inductor import compile_fx, config
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.graph import GraphLowering
@@ -27,13 +26,6 @@ class Kernel(NamedTuple):
     n_bytes: int
 
 
-class Graph(NamedTuple):
-    """A compiled graph, ``forward`` or ``backward``, with its launches in order."""
-
-    way: str
-    kernels: list[Kernel]
-
-
 class LayerCompiler:
     """A backend for ``torch.compile`` that plans a card's kernels and runs the graph without them.
 
@@ -41,7 +33,8 @@ class LayerCompiler:
     """
 
     def __init__(self, *, to_cubin: bool = False) -> None:
-        self.graphs: list[Graph] = []
+        # The launches of each compiled graph, in order, with its direction.
+        self.graphs: list[tuple[str, list[Kernel]]] = []
         self.n_cubins = 0
         self._to_cubin = to_cubin
 
@@ -72,7 +65,7 @@ class LayerCompiler:
                 module = to_module(lowering)
             else:
                 lowering.codegen()
-            self.graphs.append(Graph(way, [_kernel(node) for node in lowering.scheduler.nodes]))
+            self.graphs.append((way, [_kernel(node) for node in lowering.scheduler.nodes]))
             if self._to_cubin:
                 return module
             raise _Planned
@@ -117,33 +110,18 @@ def _kernel(node: Any) -> Kernel:
     return Kernel(name, node.get_read_write_buffers_sizes())
 
 
-def summarize_graphs(graphs: list[Graph], n_tokens: int) -> dict[str, Any]:
+def summarize_graphs(graphs: list[tuple[str, list[Kernel]]], n_tokens: int) -> dict[str, Any]:
     """Count one layer: its longest forward and backward graph, like an upper layer's."""
-    found: dict[str, Any] = {}
-    launches = products = 0
-    generated_kb = 0.0
-    kernels = 0
+    layer: list[Kernel] = []
     for way in ("forward", "backward"):
-        of_way = [graph.kernels for graph in graphs if graph.way == way]
-        if not of_way:
-            continue
-        layer = max(of_way, key=lambda ks: sum(k.n_bytes for k in ks))
-        own = [k for k in layer if k.name is None]
-        kernels += len(own)
-        generated_kb += sum(k.n_bytes for k in own) / n_tokens / KIB
-        products += sum(1 for k in layer if k.name and "mm" in k.name)
-        launches += sum(1 for k in layer if k.name != "nothing")
-    found["kernels_per_layer"] = kernels
-    found["kb_per_token_and_layer"] = round(generated_kb, 1)
-    found["products_per_layer"] = products
-    found["launches_per_layer"] = launches
-    return found
-
-
-def read_counters() -> dict[str, int]:
+        of_way = [kernels for one, kernels in graphs if one == way]
+        layer += max(of_way, key=lambda ks: sum(k.n_bytes for k in ks), default=[])
+    own = [kernel for kernel in layer if kernel.name is None]
     return {
-        "graphs": int(counters["stats"].get("unique_graphs", 0)),
-        "graph_breaks": sum(counters["graph_break"].values()),
+        "kernels_per_layer": len(own),
+        "kb_per_token_and_layer": round(sum(k.n_bytes for k in own) / n_tokens / KIB, 1),
+        "products_per_layer": sum(1 for k in layer if k.name and "mm" in k.name),
+        "launches_per_layer": sum(1 for k in layer if k.name != "nothing"),
     }
 
 
@@ -164,7 +142,7 @@ class EagerWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Nothing compiles while a mode like this one is active.
             with _disable_current_modes(), inputs[0].fake_mode:
                 out = by_card(*inputs)
-            for kernel in compiler.graphs[-1].kernels:
+            for kernel in compiler.graphs[-1][1]:
                 self.n_launches += kernel.name != "nothing"
                 self.n_bytes += kernel.n_bytes
             return out

@@ -17,12 +17,8 @@ INTERVAL_S = 0.25
 def watch_card(device: str) -> Iterator[dict[str, Any]]:
     """Sample the card during a block; the result has its figures, or why there are none."""
     found: dict[str, Any] = {}
-    if device == "cpu":
-        found["unavailable"] = "no card"
-        yield found
-        return
-    if find_spec("pynvml") is None:
-        found["unavailable"] = "nvidia-ml-py is not installed"
+    if device == "cpu" or find_spec("pynvml") is None:
+        found["unavailable"] = "no card" if device == "cpu" else "nvidia-ml-py is not installed"
         yield found
         return
     from expertflow.hardware.monitor import Sampler

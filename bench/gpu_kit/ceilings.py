@@ -1,47 +1,44 @@
 """The card's limits: matrix products and copies, measured with nothing else running."""
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 
-from expertflow.plan.records import ModelFacts
-from gpu_kit.marks import wait
+from gpu_kit.fixtures import SIZES
+from gpu_kit.training import Work
 
-REPEATS = 7
-BURST_S = 0.15
+MEASURED_S = 1.0
 
 
-def ceilings(facts: ModelFacts, device: str, *, tokens: int) -> dict[str, Any]:
-    """Measure products (a large cube and the model's own) and copies; null if there are none."""
-    cuda = device == "cuda"
-    side = 8192 if cuda else 256
-    shapes = {f"{side} cube": (side, side, side), **model_shapes(facts, tokens)}
-    products = {name: product(device, *shape) for name, shape in shapes.items()}
-    n_bytes = (1 << 30) if cuda else (1 << 24)
-    # A copy reads and writes every byte.
-    copied = 2 * n_bytes / copying_s(n_bytes, device, device)
+def measure_ceilings(work: Work) -> dict[str, Any]:
+    """Measure products (a large cube and the model's own) and copies; null if there are none.
+
+    The products as (m, k, n) are those of one layer and the head over a micro-batch.
+    """
+    device, gpu, size = work.device, work.gpu(), SIZES[work.model]
+    cuda, tokens, facts = device == "cuda", 16 * size.row_length, size.facts
+    side, n_bytes = (8192, 1 << 30) if cuda else (256, 1 << 24)
+    products = {
+        f"{side} cube": product(device, side, side, side),
+        "q_proj": product(device, tokens, facts.hidden_size, facts.n_heads * facts.head_dim),
+        "up_proj": product(device, tokens, facts.hidden_size, facts.intermediate_size),
+        "down_proj": product(device, tokens, facts.intermediate_size, facts.hidden_size),
+        # The head sees supervised rows only, a few hundred at a time.
+        "head, 256 rows": product(device, 256, facts.hidden_size, facts.vocab_size),
+    }
     return {
         "matmul_flops_per_s": products[f"{side} cube"],
         "matmul_by_shape": products,
         "matmul_dtype": "bf16" if cuda else "fp32",
-        "device_copy_bytes_per_s": copied,
+        # A copy reads and writes every byte.
+        "device_copy_bytes_per_s": 2 * n_bytes / copying_s(n_bytes, device, device),
         "host_to_device_bytes_per_s": n_bytes / copying_s(n_bytes, "cpu", device) if cuda else None,
         "device_to_host_bytes_per_s": n_bytes / copying_s(n_bytes, device, "cpu") if cuda else None,
-    }
-
-
-def model_shapes(facts: ModelFacts, tokens: int) -> dict[str, tuple[int, int, int]]:
-    """Return the products of one layer and the head over a micro-batch, as (m, k, n)."""
-    h, q = facts.hidden_size, facts.n_heads * facts.head_dim
-    return {
-        "q_proj": (tokens, h, q),
-        "up_proj": (tokens, h, facts.intermediate_size),
-        "down_proj": (tokens, facts.intermediate_size, h),
-        # The head sees supervised rows only, a few hundred at a time.
-        "head, 256 rows": (256, h, facts.vocab_size),
+        "peak_bf16_flops_per_s": gpu.peak_bf16_flops_per_s if gpu else None,
+        "peak_bandwidth_bytes_per_s": gpu.peak_bandwidth_bytes_per_s if gpu else None,
+        "peak_source": gpu.source if gpu else "the peak of a CPU is not known",
     }
 
 
@@ -51,35 +48,20 @@ def product(device: str, m: int, k: int, n: int) -> float:
     a = torch.randn(m, k, device=device, dtype=dtype)
     b = torch.randn(n, k, device=device, dtype=dtype)
     out = torch.empty(m, n, device=device, dtype=dtype)
-    return 2 * m * k * n / seconds(lambda: torch.matmul(a, b.T, out=out), device)
+    return 2 * m * k * n / seconds(lambda: torch.matmul(a, b.T, out=out))
 
 
 def copying_s(n_bytes: int, source: str, target: str) -> float:
-    """Return the seconds per copy; host memory is pinned."""
-    sides = [
-        torch.zeros(n_bytes, dtype=torch.uint8, device=side, pin_memory=pinned)
-        for side, pinned in ((source, source != target and source == "cpu"),
-                             (target, source != target and target == "cpu"))
-    ]  # fmt: skip
-    device = "cuda" if "cuda" in (source, target) else "cpu"
-    return seconds(lambda: sides[1].copy_(sides[0], non_blocking=True), device)
+    """Return the seconds per copy; host memory is pinned for a card."""
+    old, new = (
+        torch.zeros(
+            n_bytes, dtype=torch.uint8, device=side, pin_memory=(side, other) == ("cpu", "cuda")
+        )
+        for side, other in ((source, target), (target, source))
+    )
+    return seconds(lambda: new.copy_(old, non_blocking=True))
 
 
-def seconds(work: Callable[[], Any], device: str) -> float:
-    """Return the median seconds per call, over bursts that are long enough to time."""
-    for _ in range(3):
-        work()
-    n, taken = 1, _burst_s(work, 1, device)
-    while taken < BURST_S / 4:
-        n *= 4
-        taken = _burst_s(work, n, device)
-    return statistics.median(_burst_s(work, n, device) / n for _ in range(REPEATS))
-
-
-def _burst_s(work: Callable[[], Any], n: int, device: str) -> float:
-    wait(device)
-    start = time.perf_counter()
-    for _ in range(n):
-        work()
-    wait(device)
-    return time.perf_counter() - start
+def seconds(work: Callable[[], Any]) -> float:
+    """Return the median seconds per call, over bursts that end with an idle device."""
+    return Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=MEASURED_S).median

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from support import keep_list, token_shard
 
 from expertflow.core.records import Record
@@ -34,48 +33,50 @@ class Size(Record, frozen=True, kw_only=True):
     n_documents: int = 6000
 
 
-def _size(
-    h: int, intermediate: int, n_layers: int, n_heads: int, *, tied: bool, n_kv: int = 8,
-    d: int = 128, vocab: int = 151_936, **rows: int,
+def make_size(
+    h: int, intermediate: int, n_layers: int, n_heads: int, *, tied: bool = True, n_kv: int = 8,
+    d: int = 128, vocab: int = 151_936, family: str = "qwen3", **rows: int,
 ) -> Size:  # fmt: skip
     facts = ModelFacts(
         n_layers=n_layers, hidden_size=h, n_heads=n_heads, n_kv_heads=n_kv, head_dim=d,
         intermediate_size=intermediate, vocab_size=vocab, tie_word_embeddings=tied,
-        model_type="qwen3",
+        model_type=family,
     )  # fmt: skip
     return Size(facts=facts, **rows)
 
 
-# Shapes of the published configs of Qwen3.
+# Shapes of the published configs of Qwen3. The small ones have enough documents that no step of a
+# comparison is in a second epoch.
 SIZES = {
-    "tiny": _size(
-        64, 128, 2, 4, tied=True, n_kv=2, d=16, vocab=512, row_length=64, n_documents=400
-    ),
-    "0.6B": _size(1024, 3072, 28, 16, tied=True),
-    "1.7B": _size(2048, 6144, 28, 16, tied=True),
-    "4B": _size(2560, 9728, 36, 32, tied=True),
-    "8B": _size(4096, 12288, 36, 32, tied=False),
+    "tiny": make_size(64, 128, 2, 4, n_kv=2, d=16, vocab=512, row_length=64),
+    "small": make_size(256, 768, 4, 8, n_kv=4, d=32, vocab=8192, row_length=512, n_documents=2000),
+    "0.6B": make_size(1024, 3072, 28, 16),
+    "1.7B": make_size(2048, 6144, 28, 16),
+    "4B": make_size(2560, 9728, 36, 32),
+    "8B": make_size(4096, 12288, 36, 32, tied=False),
 }
+LLAMA_8B = make_size(4096, 14_336, 32, 32, tied=False, vocab=128_256, family="llama")
 
 
 def make_model(folder: Path, name: str, *, device: str) -> dict[str, int]:
     """Draw random weights on a device and write them in bf16, as a model directory."""
+    import torch
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     with torch.device(device):
-        config = qwen3_config(SIZES[name].facts)
+        config = model_config(SIZES[name].facts)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     n_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return {"n_parameters": model.num_parameters(), "n_weight_bytes": n_bytes}
 
 
-def qwen3_config(facts: ModelFacts) -> Any:
-    from transformers import Qwen3Config
+def model_config(facts: ModelFacts) -> Any:
+    from transformers import AutoConfig
 
-    return Qwen3Config(
-        vocab_size=facts.vocab_size, hidden_size=facts.hidden_size,
+    return AutoConfig.for_model(
+        facts.model_type, vocab_size=facts.vocab_size, hidden_size=facts.hidden_size,
         intermediate_size=facts.intermediate_size, num_hidden_layers=facts.n_layers,
         num_attention_heads=facts.n_heads, num_key_value_heads=facts.n_kv_heads,
         head_dim=facts.head_dim, tie_word_embeddings=facts.tie_word_embeddings,
@@ -104,14 +105,13 @@ def document_lengths(rng: np.random.Generator, n: int, row_length: int) -> np.nd
     return np.clip(drawn, max(4, row_length // 128), row_length).astype(np.int64)
 
 
-def make_rows(folder: Path, name: str, *, packing: str) -> PackingRecord:
+def make_rows(folder: Path, name: str) -> PackingRecord:
     """Write documents of random ids in rows, with the project's own packing."""
     size = SIZES[name]
     rng = np.random.default_rng(0)
     lengths = document_lengths(rng, size.n_documents, size.row_length)
     documents: Any = [rng.integers(0, size.facts.vocab_size, n).astype(np.int32) for n in lengths]
     starts = lengths - np.ceil(lengths * rng.uniform(0.2, 0.8, len(lengths))).astype(np.int64)
-    folder.mkdir(parents=True)
     shard = token_shard(folder, documents)
     with pa.OSFile(shard.index_path, "wb") as sink, pa.ipc.new_stream(sink, INDEX) as writer:
         spans = Ragged.from_lists([[int(s), int(n)] for s, n in zip(starts, lengths, strict=True)])
@@ -119,7 +119,7 @@ def make_rows(folder: Path, name: str, *, packing: str) -> PackingRecord:
         writer.write_batch(index_batch(lengths, spans, [False] * len(lengths), nothing))
     keep = keep_list(folder, {"000": [i % 100 == 0 for i in range(len(lengths))]})
     spec: Any = PackingSpec(
-        sequence_length_tokens=size.row_length, packing=packing, overflow="split", seed=0,
+        sequence_length_tokens=size.row_length, packing="bfd", overflow="split", seed=0,
         max_rejected_fraction=0.01,
     )  # fmt: skip
     output = folder / "packed"

@@ -1,7 +1,8 @@
-"""Timestamps between steps, on the device if it is a card; needs only torch."""
+"""Timestamps between steps, on the device if it is a card, and memory; needs only torch."""
 
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,3 +25,9 @@ def mark(device: str) -> Any:
 def seconds_between(marks: list[Any], device: str) -> list[float]:
     cuda = device == "cuda"
     return [a.elapsed_time(b) / 1000 if cuda else b - a for a, b in pairwise(marks)]
+
+
+def peak_resident_bytes() -> int:
+    """Return the peak since the program started; ``ru_maxrss`` is inherited from the parent."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024

@@ -1,52 +1,41 @@
 """The parts of the kit by name, most valuable first."""
 
+import gc
 import shutil
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from expertflow.core.errors import HardwareError
 from expertflow.core.records import to_json
 from expertflow.plan.flops import CONVENTION, linear_weights
 from expertflow.train.memory import OutOfMemory
+from expertflow.train.model.weights import weights_sha256
 from expertflow.train.processes import start_processes
-from gpu_kit.ceilings import ceilings
-from gpu_kit.checks import CHECKS
+from expertflow.train.saved import checkpoint_files
+from expertflow.train.step_hooks import save_checkpoint
+from gpu_kit.ceilings import measure_ceilings
 from gpu_kit.fixtures import LENGTHS_WORDS, SIZES, make_model, make_rows
-from gpu_kit.kernels import profile_calls
 from gpu_kit.peers import PEERS, time_peer
-from gpu_kit.training import WARM_UP, Session, Variant, Work, plan_of, train
+from gpu_kit.training import Variant, Work, open_session, plan_of, train
 
-PADDED_ROWS = 4
-PROFILED_STEPS = 3
-
-
-def _variants(method: str) -> dict[str, Variant]:
-    usual = partial(Variant, method=method)
-    return {
-        method: usual(),
-        f"{method}-padded": usual(
-            packing="none", all_rows_loss=True, micro_batch=PADDED_ROWS,
-            changes={"attention": "sdpa", "torch_compile": False, "optim": "adamw_torch",
-                     "group_by_length": False},
-        ),
-        f"{method}-no-compile": usual(changes={"torch_compile": False}),
-        f"{method}-all-rows-loss": usual(all_rows_loss=True),
-        f"{method}-sdpa-mask": usual(changes={"attention": "sdpa"}),
-        f"{method}-checkpointing": usual(flip_checkpointing=True),
-    }  # fmt: skip
+N_STEPS, STOP_AT = 6, 3
 
 
 VARIANTS = {
-    **_variants("lora"),
-    **_variants("full"),
-    "dora": Variant(use_dora=True),
-    "qlora": Variant(method="qlora"),
-}
+    name: variant
+    for method in ("lora", "full")
+    for name, variant in {
+        method: Variant(method=method),
+        f"{method}-no-compile": Variant(method=method, changes={"torch_compile": False}),
+        f"{method}-sdpa-mask": Variant(method=method, changes={"attention": "sdpa"}),
+        f"{method}-checkpointing": Variant(method=method, flip_checkpointing=True),
+    }.items()
+} | {"dora": Variant(use_dora=True), "qlora": Variant(method="qlora")}
 
 
 def prepare(work: Work) -> dict[str, Any]:
@@ -64,12 +53,11 @@ def prepare(work: Work) -> dict[str, Any]:
             f" {2 * needed / 1e9:.0f} GB; choose another --scratch"
         )
     sizes = make_model(work.folder / "model", work.model, device=work.device)
-    packings = {kind: make_rows(work.folder / kind, work.model, packing=kind) for kind in
-                ("bfd", "none")}  # fmt: skip
-    split = packings["bfd"].train
+    packing = make_rows(work.folder, work.model)
+    split = packing.train
     return {
         "sizes": sizes,
-        "packings": {kind: to_json(packing) for kind, packing in packings.items()},
+        "packing": to_json(packing),
         "machine": {
             "device": torch.cuda.get_device_name(0) if cuda else "cpu",
             "memory_bytes": torch.cuda.get_device_properties(0).total_memory if cuda else None,
@@ -82,7 +70,7 @@ def prepare(work: Work) -> dict[str, Any]:
             "lengths": LENGTHS_WORDS,
             "row_length": size.row_length,
             "n_rows": split.n_sequences,
-            "n_rows_unpacked": packings["none"].train.n_sequences,
+            "n_rows_unpacked": split.n_documents,
             "mean_document_tokens": split.n_tokens / split.n_documents,
             "sum_len_sq_over_sum_len": split.sum_len_sq / split.n_tokens,
             "supervised_share": split.n_target_tokens / split.n_tokens,
@@ -92,43 +80,49 @@ def prepare(work: Work) -> dict[str, Any]:
     }
 
 
-def measure_ceilings(work: Work) -> dict[str, Any]:
-    """Measure products and copies; add the card's peaks."""
-    gpu = work.gpu()
-    size = SIZES[work.model]
-    found = ceilings(size.facts, work.device, tokens=16 * size.row_length)
+def same_weights_after_resume(work: Work) -> dict[str, Any]:
+    """Train twice with deterministic kernels, once stopped and resumed from its checkpoint."""
+    plan = plan_of(
+        work, Variant(micro_batch=2), deterministic=True, max_steps=N_STEPS,
+        gradient_accumulation_steps=2, warmup_ratio=0.1, save_steps=STOP_AT,
+    )  # fmt: skip
+    processes = start_processes(plan)
+
+    def run(name: str, n_steps: int, resume: Path | None = None) -> str:
+        # The model of the run before is freed, and each run compiles like one in a new process, and
+        # never falls back for lack of cache slots.
+        gc.collect()
+        torch.compiler.reset()
+        with open_session(work, plan, name=name, processes=processes, checkpoint=resume) as session:
+            while session.run.progress.step < n_steps:
+                session.step()
+            save_checkpoint(session.run)
+            session.run.saver.wait()
+            return weights_sha256(session.run.net)
+
+    straight, again = run("straight", N_STEPS), run("again", N_STEPS)
+    run("stopped", STOP_AT)
+    saved = checkpoint_files.newest_checkpoint(work.folder / "states" / "stopped")
+    resumed = run("stopped", N_STEPS, saved)
+    other = run("fewer", N_STEPS - 1)
     return {
-        **found,
-        "peak_bf16_flops_per_s": gpu.peak_bf16_flops_per_s if gpu else None,
-        "peak_bandwidth_bytes_per_s": gpu.peak_bandwidth_bytes_per_s if gpu else None,
-        "peak_source": gpu.source if gpu else "the peak of a CPU is not known",
+        "passed": straight == again == resumed != other,
+        "figures": {
+            "straight": straight,
+            "again": again,
+            "resumed": resumed,
+            "one_step_fewer": other,
+            "n_steps": N_STEPS,
+            "stopped_after": STOP_AT,
+        },
     }
-
-
-def profile_steps(work: Work) -> dict[str, Any]:
-    variant = Variant()
-    plan = plan_of(work, variant)
-    session = Session(work, variant, plan, name="profile", processes=start_processes(plan))
-    try:
-        for _ in range(WARM_UP + 2):
-            session.step()
-        return profile_calls(session.step, work.device, n_steps=PROFILED_STEPS)
-    finally:
-        session.close()
-
-
-def check(name: str, work: Work) -> dict[str, Any]:
-    return msgspec.structs.asdict(CHECKS[name](work))
 
 
 PARTS: dict[str, Callable[[Work], dict[str, Any]]] = {
     "ceilings": measure_ceilings,
-    "route": partial(check, "route"),
     **{name: partial(train, variant=variant, name=name) for name, variant in VARIANTS.items()},
     **{name: partial(time_peer, name=name) for name in PEERS},
-    "packed": partial(check, "packed"),
-    "resume": partial(check, "resume"),
-    "profile": profile_steps,
+    "resume": same_weights_after_resume,
 }
 
 

@@ -7,8 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import step_work
 from measured import Failed
-from training_beside import run
+from training_beside import run_program
 
 from gpu_kit.training import MEASURED, WARM_UP, Variant, Work, plan_of, step_spread, utilization
 
@@ -31,7 +32,7 @@ def time_peer(work: Work, name: str) -> dict[str, Any]:
     batch_size = json.loads(path.read_text(encoding="utf-8"))["batch_size"]
     places = ("--form", form, "--case", path, "--output", output)
     try:
-        run(Path(sys.executable), "trl_steps.py", *places, device=work.device)
+        run_program(Path(sys.executable), "trl_steps.py", *places, device=work.device)
     except Failed as error:
         if "OutOfMemoryError" in str(error):
             return {"out_of_memory": str(error), "micro_batch_size": batch_size}
@@ -58,18 +59,15 @@ def time_peer(work: Work, name: str) -> dict[str, Any]:
 
 def peer_case(work: Work) -> dict[str, Any]:
     """Write the rows in our order, and the adapter that both start from; return a peer's case."""
-    # Importing it enlarges the rows of the kit's smallest model.
-    import step_work
-
     plan = plan_of(work, Variant())
-    n_steps = work.packing("bfd").train.n_sequences // plan.global_batch_sequences
+    n_steps = work.packing.train.n_sequences // plan.global_batch_sequences
     job = {
         "micro_batch": plan.batch_size, "n_accumulation_steps": plan.gradient_accumulation_steps,
         "n_warmup_steps": 0, "n_timed_steps": n_steps, "fp32": False, "settings": {},
     }  # fmt: skip
     return {
         **step_work.case(work, "lora", job),
-        "tokenizer": str(step_work.tokenizer(work.folder / "tokenizer")),
+        "tokenizer": step_work.save_tokenizer(work.folder / "tokenizer"),
         "form": "padding_free", "device": work.device, "soak_s": work.soak_s,
         "measure_s": work.measure_s, "n_warmup_steps": WARM_UP, "n_timed_steps": MEASURED,
     }  # fmt: skip

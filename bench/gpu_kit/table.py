@@ -3,8 +3,11 @@
 from typing import Any
 
 GIB = 1 << 30
+# Of what a run activated: which kernels it uses, and how its results compare with plain ones.
+CHECKED = ("attention ", "model checked", "route ")
+TRAINED = ("lora", "full", "dora", "qlora", "trl", "unsloth")
 HEAD = (
-    f"{'part':>20} {'tokens/s':>10} {'x padded':>8} {'step ms (5-95 %)':>22}"
+    f"{'part':>20} {'tokens/s':>10} {'step ms (5-95 %)':>22}"
     f" {'predicted':>9} {'MFU':>6}"
     f" {'of matmul':>9} {'peak GiB':>8} {'wait':>6} {'first s':>7}  micro-batch"
 )
@@ -23,21 +26,16 @@ def table(report: dict[str, Any]) -> str:
         "MFU: by the table's peak; of matmul: by the large product measured here; predicted: ms by"
         " the plan's step model, before anything was measured",
         "",
-        *_ceilings(parts.get("ceilings", {})),
+        *(_ceilings(parts["ceilings"]) if "ceilings" in parts else ()),
         HEAD,
-        *(_training(name, parts) for name, part in parts.items() if _is_training(name, part)),
+        *(_training(name, part) for name, part in parts.items() if name.split("-")[0] in TRAINED),
         "",
         *(line for name, part in parts.items() for line in _conditions(name, part)),
-        *(_check(name, parts[name]) for name in ("route", "packed", "resume") if name in parts),
-        *_profile(parts.get("profile", {})),
+        *([_resume(parts["resume"])] if "resume" in parts else ()),
     ]
     if report["left_out"]:
         lines.append(f"skipped, as the budget was spent: {', '.join(report['left_out'])}")
     return "\n".join(lines)
-
-
-def _is_training(name: str, part: dict[str, Any]) -> bool:
-    return name.split("-")[0] in ("lora", "full", "dora", "qlora", "trl", "unsloth")
 
 
 def _problem(part: dict[str, Any]) -> str | None:
@@ -52,11 +50,9 @@ def _problem(part: dict[str, Any]) -> str | None:
 
 
 def _ceilings(part: dict[str, Any]) -> list[str]:
-    if not part:
-        return []
     if problem := _problem(part):
         return [f"ceilings: {problem}", ""]
-    tera = {k: f"{v / 1e12:.1f}" for k, v in part["matmul_by_shape"].items()}
+    tera = (f"{k} {v / 1e12:.1f}" for k, v in part["matmul_by_shape"].items())
     peak = part["peak_bf16_flops_per_s"]
     known = f"{peak / 1e12:.1f} ({part['peak_source']})" if peak else part["peak_source"]
     copies = {
@@ -66,25 +62,21 @@ def _ceilings(part: dict[str, Any]) -> list[str]:
     }
     said = (f"{k} {v / 1e9:.1f}" for k, v in copies.items() if v is not None)
     return [
-        f"products, {part['matmul_dtype']} TFLOP/s: "
-        + ", ".join(f"{k} {v}" for k, v in tera.items()),
+        f"products, {part['matmul_dtype']} TFLOP/s: {', '.join(tera)}",
         f"peak of the table, bf16 TFLOP/s: {known}",
         f"copies, GB/s: {', '.join(said)}",
         "",
     ]
 
 
-def _training(name: str, parts: dict[str, Any]) -> str:
-    part = parts[name]
+def _training(name: str, part: dict[str, Any]) -> str:
     if problem := _problem(part):
         return f"{name:>20} {problem}"
-    padded = parts.get(f"{name.split('-')[0]}-padded", {}).get("tokens_per_s")
-    times = f"{part['tokens_per_s'] / padded:.2f}" if padded else "-"
     spread = f"{_ms(part['step_s'])} ({_ms(part['step_low_s'])}-{_ms(part['step_high_s'])})"
     memory, predicted = part["peak_memory_bytes"], part["predicted"]
     halved = f", after {part['out_of_memory_at']}" if part["out_of_memory_at"] else ""
     return (
-        f"{name:>20} {part['tokens_per_s']:>10,.0f} {times:>8} {spread:>22}"
+        f"{name:>20} {part['tokens_per_s']:>10,.0f} {spread:>22}"
         f" {_ms(predicted['total_s']) if predicted else '-':>9}"
         f" {_percent(part['mfu']):>6} {_percent(part['mfu_of_measured_matmul']):>9}"
         f" {'-' if memory is None else f'{memory / GIB:.1f}':>8}"
@@ -95,11 +87,12 @@ def _training(name: str, parts: dict[str, Any]) -> str:
 
 
 def _conditions(name: str, part: dict[str, Any]) -> list[str]:
-    """Describe the fallbacks of a part, and how warm and fast the card was."""
+    """Describe the checks and fallbacks of a part, and how warm and fast the card was."""
     card = part.get("card", {})
     lines = [f"{name}: {f['part']} was replaced by {f['used']}: {f['reason']}"
              for f in part.get("fallbacks", ())]  # fmt: skip
-    lines += [f"{name}: {word}" for word in part.get("words", ())]
+    checked = [word for word in part.get("activated", ()) if word.startswith(CHECKED)]
+    lines += [f"{name}: {word}" for word in part.get("words", checked)]
     if clock := card.get("sm_clock_mhz"):
         power, heat = card["power_w"], card["temperature_c"]
         lost = ", ".join(f"{why} {s:.1f} s" for why, s in (card["throttle_s"] or {}).items() if s)
@@ -120,27 +113,9 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def _check(name: str, part: dict[str, Any]) -> str:
+def _resume(part: dict[str, Any]) -> str:
     if problem := _problem(part):
-        return f"{name}: {problem}"
-    word = {True: "passed", False: "NOT PASSED", None: "told"}[part["passed"]]
-    return f"{name}: {word}: " + ", ".join(f"{k} {_short(v)}" for k, v in part["figures"].items())
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.2g}"
-    return value[:12] if isinstance(value, str) and len(value) == 64 else str(value)
-
-
-def _profile(part: dict[str, Any]) -> list[str]:
-    if not part:
-        return []
-    if problem := _problem(part):
-        return [f"profile: {problem}"]
-    shares = ", ".join(f"{kind} {share:.1%}" for kind, share in part["share"].items())
-    return [
-        f"profile of lora: {shares}, gaps {part['gap_share']:.1%}; "
-        f"{part['n_kernels_per_step']:.0f} kernels per step of {_ms(part['span_s_per_step'])} ms",
-        *(f"{share:>8.1%} {name}" for name, share in part["longest"].items()),
-    ]
+        return f"resume: {problem}"
+    figures = {k: v[:12] if isinstance(v, str) else v for k, v in part["figures"].items()}
+    told = ", ".join(f"{k} {v}" for k, v in figures.items())
+    return f"resume: {'passed' if part['passed'] else 'NOT PASSED'}: {told}"

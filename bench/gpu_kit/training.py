@@ -4,18 +4,21 @@ import gc
 import math
 import statistics
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from msgspec import field
 from msgspec.structs import replace
 from support import plan_spec
 
 from expertflow.core.files import read_json_lines
-from expertflow.core.records import Record, from_json, to_json
+from expertflow.core.records import Record, to_json
+from expertflow.hardware.gpu_table import describe_unlisted, gpu_by_name
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.draft import PlanDraft
 from expertflow.plan.records import TrainPlan
@@ -26,22 +29,35 @@ from expertflow.train import loop
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.memory import OutOfMemory
 from expertflow.train.processes import Processes, start_processes
-from expertflow.train.run import TrainInputs
+from expertflow.train.run import TrainingRun, TrainInputs
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.start import assemble_run, note_compilation, try_batches
 from expertflow.train.step_hooks import flush_steps
 from gpu_kit.card_watch import watch_card
-from gpu_kit.cards import card
 from gpu_kit.fixtures import SIZES, model_record
-from gpu_kit.losses import AllRowsLoss
 from gpu_kit.marks import mark, seconds_between, wait
 
+TABLE = Path(__file__).resolve().parents[2] / "config" / "hardware" / "gpus.yaml"
 # Steps at least before and while it is measured; micro-batches whose shapes are compiled before.
 WARM_UP, MEASURED, WARMED_UP = 2, 3, 64
 LORA = LoraSpec(
     r=16, alpha=32, dropout=0.05, use_dora=False, use_rslora=False,
     targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 )  # fmt: skip
+
+
+def describe_card(name: str, memory_bytes: int, *, peak_tflops: float | None) -> GpuFacts:
+    """Look up a card by the driver's name; an unknown one has no peaks.
+
+    ``peak_tflops``, if given, replaces the table's bf16 figure.
+    """
+    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))["gpus"]
+    facts = gpu_by_name(name, table) or describe_unlisted(name)
+    facts = replace(facts, memory_total_bytes=memory_bytes)
+    if peak_tflops is None:
+        return facts
+    given = "given on the command line"
+    return replace(facts, peak_bf16_flops_per_s=peak_tflops * 1e12, source=given)
 
 
 class Work(Record, frozen=True, kw_only=True):
@@ -51,22 +67,18 @@ class Work(Record, frozen=True, kw_only=True):
     device: str
     model: str
     sizes: dict[str, int]
-    packings: dict[str, Any]
+    packing: PackingRecord | None = None
     peak_tflops: float | None
     soak_s: float
     measure_s: float
     micro_batch: int | None = None
     matmul_flops_per_s: float | None = None
 
-    def packing(self, name: str) -> PackingRecord:
-        record: PackingRecord = from_json(PackingRecord, self.packings[name])
-        return record
-
     def gpu(self) -> GpuFacts | None:
         if self.device == "cpu":
             return None
         memory = torch.cuda.get_device_properties(0).total_memory
-        return card(torch.cuda.get_device_name(0), memory, peak_tflops=self.peak_tflops)
+        return describe_card(torch.cuda.get_device_name(0), memory, peak_tflops=self.peak_tflops)
 
 
 class Variant(Record, frozen=True, kw_only=True):
@@ -74,9 +86,7 @@ class Variant(Record, frozen=True, kw_only=True):
 
     method: str = "lora"
     use_dora: bool = False
-    packing: str = "bfd"
     changes: dict[str, Any] = field(default_factory=dict)
-    all_rows_loss: bool = False
     flip_checkpointing: bool = False
     micro_batch: int | None = None
 
@@ -87,7 +97,6 @@ def plan_of(work: Work, variant: Variant, **changes: Any) -> TrainPlan:
     Micro-batch, checkpointing and compilation are those of the method's default, so that a variant
     differs from it only in the settings it lists.
     """
-    packing = work.packing(variant.packing)
     lora = None if variant.method == "full" else replace(LORA, use_dora=variant.use_dora)
     settings: dict[str, Any] = {
         "method": variant.method, "lora": lora,
@@ -95,51 +104,26 @@ def plan_of(work: Work, variant: Variant, **changes: Any) -> TrainPlan:
         "learning_rate": 1e-4, "save_steps": 10_000, "eval_steps": 10_000, "logging_steps": 10,
         "n_threads": 1 if work.device == "cpu" else None, "warmup_ratio": 0.01,
     }  # fmt: skip
-    usual = _resolved(work, plan_spec(**settings), work.packing("bfd"))
+    usual = _resolved(work, plan_spec(**settings))
     settings["batch_size"] = variant.micro_batch or work.micro_batch or usual.batch_size
     settings["gradient_checkpointing"] = usual.gradient_checkpointing != variant.flip_checkpointing
     settings["torch_compile"] = usual.torch_compile
-    return _resolved(work, plan_spec(**{**settings, **variant.changes, **changes}), packing)
+    return _resolved(work, plan_spec(**{**settings, **variant.changes, **changes}))
 
 
-def _resolved(work: Work, spec: Any, packing: PackingRecord) -> TrainPlan:
+def _resolved(work: Work, spec: Any) -> TrainPlan:
     draft = PlanDraft(
-        expert="kit", spec=spec, packing=packing, facts=SIZES[work.model].facts,
+        expert="kit", spec=spec, packing=work.packing, facts=SIZES[work.model].facts,
         n_params=work.sizes["n_parameters"], gpu=work.gpu(),
     )  # fmt: skip
     return plan_training(draft)
 
 
-class Session:
+class Session(Record, frozen=True):
     """A run assembled as in a training job, and stepped by hand."""
 
-    def __init__(
-        self, work: Work, variant: Variant, plan: TrainPlan, *, name: str, processes: Processes,
-        checkpoint: Path | None = None,
-    ) -> None:  # fmt: skip
-        self.stack = ExitStack()
-        state = work.folder / "states" / name
-        state.mkdir(parents=True, exist_ok=True)
-        inputs = TrainInputs(
-            plan=plan,
-            model=model_record(work.folder / "model", work.model, work.sizes),
-            rows=work.folder / variant.packing / "packed",
-            state=state,
-        )
-        saver = self.stack.enter_context(Saver(state, keep=2))
-        self.run = assemble_run(
-            inputs, processes=processes, saver=saver, stop=lambda: False, directory=checkpoint
-        )
-        if variant.all_rows_loss:
-            self.run.loss = AllRowsLoss(self.run.net)
-        if variant.packing == "none":
-            # Batches of one document per row are cut to their longest row; this prevents it.
-            self.run.feed.collator.cuts = False
-        self.run.loss.train()
-        self.run.clock.book_startup()
-        first, device = self.run.progress.step, self.run.device
-        loader = load_batches(self.run.feed, first, plan=plan, device=device)
-        self.batches = self.stack.enter_context(loader)
+    run: TrainingRun
+    batches: Any
 
     def step(self) -> None:
         """Run one step of the loop, and fetch losses as often as the plan says."""
@@ -150,13 +134,34 @@ class Session:
         if run.progress.step % run.plan.logging_steps == 0:
             flush_steps(run)
 
-    def losses(self) -> list[float]:
-        """Fetch pending losses; return those of all steps so far."""
-        flush_steps(self.run)
-        return [line["loss"] for line in read_json_lines(self.run.state / "steps.jsonl")]
+    def step_for(self, seconds: float, *, least: int) -> list[Any]:
+        """Step until the time is over; return the marks around each step."""
+        device, start_s = self.run.device.type, time.perf_counter()
+        marks = [mark(device)]
+        while len(marks) <= least or time.perf_counter() - start_s < seconds:
+            self.step()
+            marks.append(mark(device))
+        return marks
 
-    def close(self) -> None:
-        self.stack.close()
+
+@contextmanager
+def open_session(
+    work: Work, plan: TrainPlan, *, name: str, processes: Processes | None = None,
+    checkpoint: Path | None = None,
+) -> Iterator[Session]:  # fmt: skip
+    state = work.folder / "states" / name
+    state.mkdir(parents=True, exist_ok=True)
+    model = model_record(work.folder / "model", work.model, work.sizes)
+    inputs = TrainInputs(plan=plan, model=model, rows=work.folder / "packed", state=state)
+    processes = processes or start_processes(plan)
+    with Saver(state, keep=2) as saver:
+        run = assemble_run(
+            inputs, processes=processes, saver=saver, stop=lambda: False, directory=checkpoint
+        )
+        run.loss.train()
+        run.clock.book_startup()
+        with load_batches(run.feed, run.progress.step, plan=plan, device=run.device) as batches:
+            yield Session(run, batches)
 
 
 def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
@@ -171,7 +176,7 @@ def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
     tried: list[int] = []
     while True:
         try:
-            measured = _train(work, variant, plan, name, processes)
+            measured = _train(work, plan, name, processes)
             return {**measured, "out_of_memory_at": tried}
         except (OutOfMemory, torch.OutOfMemoryError) as error:
             tried.append(plan.batch_size)
@@ -187,34 +192,16 @@ def train(work: Work, variant: Variant, name: str) -> dict[str, Any]:
         name = f"{name}-{plan.batch_size}"
 
 
-def _train(
-    work: Work, variant: Variant, plan: TrainPlan, name: str, processes: Processes
-) -> dict[str, Any]:
-    session = Session(work, variant, plan, name=name, processes=processes)
-    try:
-        measured = _measured(work, plan, session)
-        return {**settings_of(session), **measured}
-    finally:
-        session.close()
+def _train(work: Work, plan: TrainPlan, name: str, processes: Processes) -> dict[str, Any]:
+    # In its own frame, which does not keep the memory of a run that did not fit.
+    with open_session(work, plan, name=name, processes=processes) as session:
+        return measure(work, session)
 
 
-def settings_of(session: Session) -> dict[str, Any]:
-    plan = session.run.plan
-    return {
-        "method": plan.method,
-        "micro_batch_size": plan.batch_size,
-        "n_accumulation_steps": plan.gradient_accumulation_steps,
-        "row_length": plan.sequence_length_tokens,
-        "attention": plan.attention,
-        "torch_compile": plan.torch_compile,
-        "checkpoint_activations": plan.gradient_checkpointing,
-        "activated": list(session.run.activated),
-        "fallbacks": [to_json(fallback) for fallback in session.run.progress.fallbacks],
-    }
-
-
-def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
+def measure(work: Work, session: Session) -> dict[str, Any]:
+    """Warm up, measure, and return settings and figures."""
     cuda, run = work.device == "cuda", session.run
+    plan, progress = run.plan, run.progress
     loaded = torch.cuda.memory_allocated() if cuda else None
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -224,25 +211,35 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
     wait(work.device)
     first_s = time.perf_counter() - start_s
     try_batches(run, WARMED_UP)
-    _steps_for(session, work.soak_s, least=WARM_UP)
+    session.step_for(work.soak_s, least=WARM_UP)
     flush_steps(run)
     wait(work.device)
-    before = run.progress.n_tokens, run.progress.n_padding_tokens, run.clock.seconds["data_wait"]
+    before = progress.n_tokens, progress.n_padding_tokens, run.clock.seconds["data_wait"]
     with watch_card(work.device) as seen:
         start_s = time.perf_counter()
-        marks = _steps_for(session, work.measure_s, least=MEASURED)
+        marks = session.step_for(work.measure_s, least=MEASURED)
         wait(work.device)
         wall_s = time.perf_counter() - start_s
     waited_s = run.clock.seconds["data_wait"] - before[2]
-    losses = session.losses()
-    n_tokens = run.progress.n_tokens - before[0]
+    flush_steps(run)
+    losses = [line["loss"] for line in read_json_lines(run.state / "steps.jsonl")]
+    n_tokens, n_padding = progress.n_tokens - before[0], progress.n_padding_tokens - before[1]
     return {
+        "method": plan.method,
+        "micro_batch_size": plan.batch_size,
+        "n_accumulation_steps": plan.gradient_accumulation_steps,
+        "row_length": plan.sequence_length_tokens,
+        "attention": plan.attention,
+        "torch_compile": plan.torch_compile,
+        "checkpoint_activations": plan.gradient_checkpointing,
+        "activated": list(run.activated),
+        "fallbacks": [to_json(fallback) for fallback in progress.fallbacks],
         "n_steps": len(marks) - 1,
         "tokens_per_s": n_tokens / wall_s,
-        "padding_share": _share(run.progress.n_padding_tokens - before[1], n_tokens),
+        "padding_share": n_padding / max(1, n_padding + n_tokens),
         **utilization(work, plan, n_tokens / wall_s),
         **step_spread(seconds_between(marks, work.device)),
-        "predicted": _predicted(plan),
+        "predicted": plan.cost.step and to_json(plan.cost.step),
         "card": seen,
         "first_step_s": first_s,
         "data_wait_share": waited_s / wall_s,
@@ -255,28 +252,13 @@ def _measured(work: Work, plan: TrainPlan, session: Session) -> dict[str, Any]:
     }
 
 
-def _steps_for(session: Session, seconds: float, *, least: int) -> list[Any]:
-    """Step until the time is over; return the marks around each step."""
-    device, start_s = session.run.device.type, time.perf_counter()
-    marks = [mark(device)]
-    while len(marks) <= least or time.perf_counter() - start_s < seconds:
-        session.step()
-        marks.append(mark(device))
-    return marks
-
-
-def _predicted(plan: TrainPlan) -> dict[str, Any] | None:
-    """Return the step model's seconds for the plan's step and its parts."""
-    return plan.cost.step and to_json(plan.cost.step)
-
-
-def _share(n_padding: int, n_tokens: int) -> float:
-    return n_padding / max(1, n_padding + n_tokens)
-
-
 def utilization(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, Any]:
-    """Return MFU by the table's peak and by the measured product; null if either is unknown."""
-    flops = tokens_per_s * useful_flops(work, plan)
+    """Return MFU by the table's peak and by the measured product; null if either is unknown.
+
+    FLOPs are the model's per token, the same for all variants of a method: a variant's wasted
+    computation (a dense mask, recomputation) does not count.
+    """
+    flops = tokens_per_s * plan_of(work, Variant(method=plan.method)).flops_per_token_model
     peak = plan.gpu.peak_bf16_flops_per_s if plan.gpu else None
     ceiling = work.matmul_flops_per_s
     return {
@@ -284,16 +266,6 @@ def utilization(work: Work, plan: TrainPlan, tokens_per_s: float) -> dict[str, A
         "mfu": flops / peak if peak else None,
         "mfu_of_measured_matmul": flops / ceiling if ceiling else None,
     }
-
-
-def useful_flops(work: Work, plan: TrainPlan) -> float:
-    """Return the model FLOPs per token, the same for all variants of a method.
-
-    A variant's wasted computation (all rows of the head, a dense mask, padding, recomputation)
-    does not count.
-    """
-    usual = plan_of(work, Variant(method=plan.method))
-    return usual.flops_per_token_model
 
 
 def step_spread(steps_s: list[float]) -> dict[str, float]:

@@ -1,38 +1,29 @@
 """Build the virtual environments of the peers, one per requirements file, and remember them.
 
 An environment is built once per content of its file. A failed installation is recorded with pip's
-reason and retried only when the file changes or its folder is deleted. ``installed.txt`` of each
-environment lists its packages. torch is installed first and pinned; if pip would download its CUDA
-build, set PIP_EXTRA_INDEX_URL to an index of CPU builds.
+reason and retried only when the file changes or its folder is deleted. If pip would download
+torch's CUDA build, set PIP_EXTRA_INDEX_URL to an index of CPU builds.
 """
 
 import hashlib
 import json
+import re
 import subprocess
 import venv
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
+from measured import Failed
+
 REQUIREMENTS = Path(__file__).parent / "requirements"
-# By the benchmark's name of each peer: its program, and the environment it runs in.
-PEERS = {
-    "source_method": ("source_method.py", "datasets"),
-    "trl": ("trl_bfd.py", "trl"),
-    "datatrove": ("datatrove_tokens.py", "datatrove"),
-}
+KEPT = Path.home() / ".cache" / "expertflow" / "peers"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Environment:
-    """A virtual environment, or why it is missing."""
+def build_environment(name: str, directory: Path) -> tuple[Path, str | None]:
+    """Return an environment's Python, and why it is missing, if so.
 
-    name: str
-    python: Path
-    problem: str | None
-
-
-def environment(name: str, directory: Path) -> Environment:
-    """Return an environment; build it if there is none for the file's current content."""
+    It is built if there is none for the file's current content.
+    """
     requirements = REQUIREMENTS / f"{name}.txt"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
     folder = directory.absolute() / name
@@ -40,40 +31,40 @@ def environment(name: str, directory: Path) -> Environment:
     known = json.loads(stamp.read_text()) if stamp.is_file() else {}
     if known.get("sha256") != digest:
         venv.create(folder, clear=True, with_pip=True)
-        problem = install(python, requirements)
-        if problem is None:
-            (folder / "installed.txt").write_text(pip(python, "freeze").stdout)
-        known = {"sha256": digest, "problem": problem}
+        command = [str(python), "-m", "pip", "--quiet", "install", "-r", str(requirements)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = done.stderr.splitlines()
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        reason = (errors or [f"pip ended with {done.returncode}"])[-1]
+        known = {"sha256": digest, "problem": reason if done.returncode else None}
         stamp.write_text(json.dumps(known))
-    return Environment(name=name, python=python, problem=known["problem"])
+    return python, known["problem"]
 
 
-def install(python: Path, requirements: Path) -> str | None:
-    """Install a requirements file; return pip's reason if that fails."""
-    lines = requirements.read_text(encoding="utf-8").splitlines()
-    first = [line for line in lines if line.startswith("torch==")]
-    for step in [first] if first else []:
-        if problem := reason(pip(python, "install", *step)):
-            return problem
-    return reason(pip(python, "install", "--requirement", str(requirements)))
+def list_requirements(name: str) -> list[str]:
+    """Return the packages in an environment's file."""
+    return re.findall(r"^[\w-]+", (REQUIREMENTS / f"{name}.txt").read_text("utf-8"), re.MULTILINE)
 
 
-def pip(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(python), "-m", "pip", "--quiet", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def installed_versions(
+    python: Path, packages: Iterable[str], needed: str = "json"
+) -> dict[str, str]:
+    """Return a Python's versions of packages.
 
-
-def reason(done: subprocess.CompletedProcess[str]) -> str | None:
-    """Return the last error line of a failed pip."""
-    if done.returncode == 0:
-        return None
-    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-    return (lines or done.stderr.splitlines() or [f"pip ended with {done.returncode}"])[-1]
-
-
-def versions(built: Environment) -> dict[str, str]:
-    """Return the installed versions of the packages in an environment's file."""
-    named = (REQUIREMENTS / f"{built.name}.txt").read_text(encoding="utf-8").lower().split("==")
-    path = built.python.parents[1] / "installed.txt"
-    pairs = (line.partition("==") for line in path.read_text().splitlines() if "==" in line)
-    return {n: version for n, _, version in pairs if any(n.lower() in word for word in named)}
+    Raises:
+        Failed: it cannot be run, or not import the ``needed`` modules, among them json.
+    """
+    code = (
+        f"import {needed}, importlib.metadata as m; print(json.dumps("
+        f"{{d.name: d.version for n in {list(packages)!r} for d in m.distributions(name=n)}}))"
+    )
+    try:
+        done = subprocess.run(
+            [str(python), "-c", code], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise Failed(f"{python} cannot be run: {error.strerror}") from error
+    if done.returncode:
+        raise Failed(f"{python}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+    versions: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return versions

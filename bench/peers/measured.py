@@ -1,4 +1,7 @@
-"""Measure a command with all the processes it starts: wall time, CPU time, peak memory.
+"""Run lines in turns on a shared machine, and measure commands with all the processes they start.
+
+Each repeat runs every line once, and every other repeat in the opposite order, so that a machine
+that slows down or warms up affects all of them equally. Ratios are taken within a repeat.
 
 Memory is sampled: the sum of PSS (each page shared by n processes counts 1/n in each, mapped files
 included) over all descendants, from the kernel's ``smaps_rollup``. Orphans are
@@ -7,90 +10,128 @@ adopted, so that the CPU time of a library's fork server counts too.
 
 import ctypes
 import os
+import re
 import resource
+import statistics
 import subprocess
 import threading
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 
 SAMPLE_EVERY_S = 0.05
 PR_SET_CHILD_SUBREAPER = 36
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Time and memory of a job. Bytes are the peak PSS of the entire process tree."""
-
-    wall_s: float
-    cpu_s: float
-    peak_tree_bytes: int
-
-
-def reap_orphans() -> None:
-    """Wait for orphans of processes that have ended."""
-    with suppress(ChildProcessError):
-        while True:
-            os.wait3(0)
+# The first line of an error in the output of Snakemake, of Python, and of our programs.
+ERROR = re.compile(r"\S*(Error|Exception)\b|error:")
+Row = dict[str, Any]
+T = TypeVar("T")
 
 
 class Failed(Exception):
     """A measured program ended with an error."""
 
 
-def measure(command: list[str], log: Path) -> Measured:
-    """Run a command with all the processes it starts; return its time and memory.
+def run_in_turns(
+    lines: Mapping[str, Callable[[int], T]],
+    n_repeats: int,
+    problems: dict[str, str],
+    *,
+    required: Sequence[str] = (),
+) -> dict[str, dict[int, T]]:
+    """Run every line in each repeat, e.g. ours, peer, peer, ours; return its runs by repeat.
+
+    A line with a problem is not run; one that fails gets a problem.
 
     Raises:
-        Failed: the command failed; with its last line.
+        Failed: a required line failed.
+    """
+    runs: dict[str, dict[int, T]] = {line: {} for line in lines}
+    for repeat in range(n_repeats):
+        for line in list(lines)[:: -1 if repeat % 2 else 1]:
+            if line in problems:
+                continue
+            try:
+                runs[line][repeat] = lines[line](repeat)
+            except Failed as error:
+                if line in required:
+                    raise
+                problems[line] = str(error)
+    return runs
+
+
+def spread(values: Sequence[float]) -> Row:
+    """Return the median with the lowest and highest value."""
+    median = statistics.median(values)
+    return {"median": median, "least": min(values), "most": max(values), "n": len(values)}
+
+
+def ratios(first: dict[int, float], second: dict[int, float]) -> Row | None:
+    """Compare two lines by the repeats that both have; null if there are none."""
+    both = sorted(first.keys() & second.keys())
+    return spread([first[repeat] / second[repeat] for repeat in both]) if both else None
+
+
+def format_spread(value: Row | None) -> str:
+    return f"{value['median']:.2f} ({value['least']:.2f}-{value['most']:.2f})" if value else "-"
+
+
+def run(command: list[str], **place: Any) -> None:
+    """Run a command quietly; ``place`` is passed to ``subprocess.run``.
+
+    Raises:
+        Failed: the command failed; with the first line of its error, or else its last line.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **place)
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+        reason = next((line for line in lines if ERROR.match(line)), lines[-1])
+        program = next(word for word in command[1:] if not word.startswith("-"))
+        raise Failed(f"{Path(program).stem}: {reason.strip()[:300]}")
+
+
+def measure(command: list[str], **place: Any) -> dict[str, float]:
+    """Run a command with all the processes it starts; return their wall and CPU seconds.
+
+    Raises:
+        Failed: as ``run``.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    before = cpu_s()
-    with _Sampler() as sampler:
-        start = time.perf_counter()
-        with log.open("wb") as stream:
-            done = subprocess.run(command, stdout=stream, stderr=stream, check=False)
-        wall_s = time.perf_counter() - start
-    reap_orphans()
-    if done.returncode:
-        output = log.read_text(errors="replace").strip().splitlines()
-        raise Failed(f"{Path(command[1]).stem}: {output[-1] if output else 'no output'}")
-    return Measured(
-        wall_s=wall_s,
-        cpu_s=cpu_s() - before,
-        peak_tree_bytes=sampler.peak_bytes,
-    )
+    before_s, start = children_cpu_s(), time.perf_counter()
+    run(command, **place)
+    wall_s = time.perf_counter() - start
+    # Orphans of processes that have ended.
+    with suppress(ChildProcessError):
+        while True:
+            os.wait3(0)
+    return {"wall_s": wall_s, "cpu_s": children_cpu_s() - before_s}
 
 
-def cpu_s() -> float:
+def children_cpu_s() -> float:
     """Return the CPU time of all children that have ended, and of their children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
-class _Sampler(threading.Thread):
-    """Keeps the highest sum of the descendants' PSS."""
+@contextmanager
+def sample_memory() -> Iterator[list[int]]:
+    """Sample the sum of the descendants' PSS during a block, in bytes."""
+    sums, done = [0], threading.Event()
 
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak_bytes = 0
-        self._stop_now = threading.Event()
+    def sample() -> None:
+        while not done.wait(SAMPLE_EVERY_S):
+            sums.append(sum(map(pss_bytes, psutil.Process().children(recursive=True))))
 
-    def __enter__(self) -> "_Sampler":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop_now.set()
-        self.join()
-
-    def run(self) -> None:
-        while not self._stop_now.wait(SAMPLE_EVERY_S):
-            total = sum(map(pss_bytes, psutil.Process().children(recursive=True)))
-            self.peak_bytes = max(self.peak_bytes, total)
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield sums
+    finally:
+        done.set()
+        thread.join()
 
 
 def pss_bytes(process: psutil.Process) -> int:

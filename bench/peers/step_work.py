@@ -11,6 +11,7 @@ in their order, without padding; a LoRA run of the peer starts from our adapter.
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +20,20 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "workflow" / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import numpy as np
 import torch
-from gpu_kit.fixtures import SIZES, Size, make_model, make_rows, model_record
-from gpu_kit.training import LORA, Session, Variant, Work, plan_of
-from step_rows import rows_by_step, tokenizer
+from gpu_kit.fixtures import make_model, make_rows, model_record
+from gpu_kit.training import LORA, Variant, Work, open_session, plan_of
 
 from expertflow.core.files import write_text
-from expertflow.core.records import to_json, write_record
-from expertflow.plan.records import ModelFacts, TrainPlan
-from expertflow.tokens.arrow import read_rows, write_rows
+from expertflow.core.records import write_record
+from expertflow.plan.records import TrainPlan
+from expertflow.tokens.arrow import PackedRows, read_rows, write_rows
 from expertflow.tokens.export_rows import export_rows
+from expertflow.train.feed.loader import make_feed
 from expertflow.train.optimizers import learning_rate
-from expertflow.train.processes import start_processes
 
-# Enough documents that no step of a measurement is in a second epoch.
-SMALL = ModelFacts(
-    n_layers=4, hidden_size=256, n_heads=8, n_kv_heads=4, head_dim=32, intermediate_size=768,
-    vocab_size=8192, tie_word_embeddings=True, model_type="qwen3",
-)  # fmt: skip
-SIZES |= {
-    "tiny": msgspec.structs.replace(SIZES["tiny"], n_documents=6000),
-    "small": Size(facts=SMALL, row_length=512, n_documents=2000),
-}
 # A rate at which the losses move, so that a different optimizer would be noticed; no
 # dropout, whose masks differ.
 SETTINGS = {
@@ -57,28 +48,23 @@ def main() -> None:
     parser.add_argument("--job", type=Path, required=True, help="JSON; see training_beside.py")
     job = json.loads(parser.parse_args().job.read_text(encoding="utf-8"))
     folder = Path(job["folder"])
-    work = prepare_work(folder, job)
-    write_record(folder / "model.json", model_record(folder / "model", work.model, work.sizes))
-    saved = str(tokenizer(folder / "tokenizer"))
+    model, device = job["model"], job["device"]
+    sizes = make_model(folder / "model", model, device=device)
+    work = Work(
+        folder=folder, device=device, model=model, sizes=sizes, packing=make_rows(folder, model),
+        peak_tflops=None, soak_s=0.0, measure_s=0.0, micro_batch=job["micro_batch"],
+    )  # fmt: skip
+    write_record(folder / "model.json", model_record(folder / "model", model, sizes))
+    saved = save_tokenizer(folder / "tokenizer")
     cases = {method: {**case(work, method, job), "tokenizer": saved} for method in job["methods"]}
-    split = read_rows(folder / "bfd" / "packed" / "train")
+    split = read_rows(folder / "packed" / "train")
     said = {
-        "n_parameters": work.sizes["n_parameters"],
+        "n_parameters": sizes["n_parameters"],
         "row_length_tokens": split.length,
         "n_rows": len(split),
         "cases": cases,
     }
     write_text(folder / "work.json", json.dumps(said))
-
-
-def prepare_work(folder: Path, job: dict[str, Any]) -> Work:
-    model, device = job["model"], job["device"]
-    sizes = make_model(folder / "model", model, device=device)
-    packing = make_rows(folder / "bfd", model, packing="bfd")
-    return Work(
-        folder=folder, device=device, model=model, sizes=sizes, peak_tflops=None, soak_s=0.0,
-        packings={"bfd": to_json(packing)}, measure_s=0.0, micro_batch=job["micro_batch"],
-    )  # fmt: skip
 
 
 def case(work: Work, method: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -94,44 +80,57 @@ def case(work: Work, method: str, job: dict[str, Any]) -> dict[str, Any]:
         warmup_ratio=0.0, lr_scheduler_type="constant_with_warmup",
         **job.get("settings", SETTINGS[method]),
     )  # fmt: skip
-    rows = read_rows(work.folder / "bfd" / "packed" / "train")
+    rows = read_rows(work.folder / "packed" / "train")
     if n_steps * plan.global_batch_sequences > len(rows):
         sys.exit(f"error: {n_steps} steps need more than the {len(rows)} rows; take fewer")
-    write_record(work.folder / f"plan-{method}.json", plan)
-    exported = work.folder / f"rows-{method}"
-    arranged = exported.with_name(f"{exported.name}-packed")
-    write_rows(arranged, rows_by_step(work.folder / "bfd" / "packed" / "train", plan, 0),
-               length=rows.length)  # fmt: skip
+    written = work.folder / f"plan-{method}.json"
+    write_record(written, plan)
+    arranged, exported = work.folder / f"arranged-{method}", work.folder / f"rows-{method}"
+    write_rows(arranged, rows_by_step(rows, plan), length=rows.length)
     export_rows(arranged, exported, targets="labels", padded=False)
-    return {
-        **settings(plan),
-        "plan": str(work.folder / f"plan-{method}.json"),
-        "rows": str(exported),
-        "model": str(work.folder / "model"),
-        "adapter": str(adapter(work, variant, plan)) if plan.lora is not None else None,
-        "rate": {learning_rate(step, plan) for step in range(n_steps)}.pop(),
-    }
-
-
-def settings(plan: TrainPlan) -> dict[str, Any]:
-    """Return the settings that the peer must share with the plan."""
+    adapter = None
+    if plan.lora is not None:
+        adapter = str(work.folder / "adapter")
+        with open_session(work, plan, name="adapter") as session:
+            session.run.net.save_pretrained(adapter)
+    # The settings that the peer must share with the plan.
     names = (
         "method", "batch_size", "gradient_accumulation_steps", "precision", "optim", "weight_decay",
         "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "seed", "torch_compile",
         "gradient_checkpointing", "attention",
     )  # fmt: skip
-    return {name: getattr(plan, name) for name in names}
+    return {
+        **{name: getattr(plan, name) for name in names},
+        "plan": str(written),
+        "rows": str(exported),
+        "model": str(work.folder / "model"),
+        "adapter": adapter,
+        "rate": {learning_rate(step, plan) for step in range(n_steps)}.pop(),
+    }
 
 
-def adapter(work: Work, variant: Variant, plan: TrainPlan) -> Path:
-    """Save our run's initial adapter."""
-    folder = work.folder / "adapter"
-    session = Session(work, variant, plan, name="adapter", processes=start_processes(plan))
-    try:
-        session.run.net.save_pretrained(folder)
-    finally:
-        session.close()
-    return folder
+def rows_by_step(rows: PackedRows, plan: TrainPlan) -> Iterator[PackedRows]:
+    """Return the rows of every step in our order, so that another trainer sees the same."""
+    order = make_feed(plan, rows).order
+    for step in range(plan.n_steps):
+        chosen = order.rows_of_step(step)
+        n_short = plan.global_batch_sequences - len(chosen)
+        # A row without targets adds nothing to loss, gradient or the count of targets.
+        ids = np.concatenate([rows.take_ids(chosen), np.zeros((n_short, rows.length), np.int32)])
+        lengths = rows.seq_lengths.take(chosen).tolist() + [[rows.length]] * n_short
+        spans = rows.spans.take(chosen).tolist() + [[]] * n_short
+        yield PackedRows.from_lists(ids, lengths, spans)
+
+
+def save_tokenizer(folder: Path) -> str:
+    """Save a tokenizer that has only special tokens; TRL needs one."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+    made = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+    made.save_pretrained(folder)
+    return str(folder)
 
 
 if __name__ == "__main__":

@@ -6,31 +6,29 @@ same; in half precision, a short run of both in fp32 proves it instead.
 
 import json
 import os
-import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from measured import Failed
-from training_lines import FREE, OURS, PADDED, agreement, all_the_same, same_work, summary
-from training_table import print_method
-from turns import turns
+from measured import Failed, Row, run, run_in_turns
+from training_lines import (
+    FREE,
+    OURS,
+    PADDED,
+    agreement,
+    print_method,
+    same_work,
+    summary,
+)
 
 PEERS = Path(__file__).resolve().parent
 FORMS = {OURS: "ours", FREE: "padding_free", PADDED: "padded"}
-METHODS = ("full", "lora")
 # Of the short fp32 run: enough for weights to move.
 N_PROOF_STEPS = 3
 # By model: rows per micro-batch, micro-batches per step.
 BATCHES = {"tiny": (4, 2), "small": (4, 2)}
 USUAL_BATCH = (8, 2)
-WANTED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "liger-kernel")
-ASK = (
-    "import json, importlib.metadata as m, trl, peft, datasets;"
-    f"print(json.dumps({{d.name: d.version for n in {WANTED!r} for d in m.distributions(name=n)}}))"
-)
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +48,7 @@ class TrainingJob:
     n_accumulation_steps: int
     peer: Path | None
     peer_problem: str | None
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...]
     prove_in_fp32: bool = False
     fp32: bool = False
 
@@ -73,23 +71,24 @@ def measure_training(job: TrainingJob) -> Row:
         except Failed as error:
             methods[method] = {"problem": str(error)}
         print_method(method, methods[method])
+    same = [same_work(found) for found in methods.values()]
+    names = ("model", "device", "micro_batch", "n_accumulation_steps", "n_repeats",
+             "n_warmup_steps", "n_timed_steps")  # fmt: skip
     return {
-        "model": job.model, "device": job.device, "n_parameters": work["n_parameters"],
-        "row_length_tokens": work["row_length_tokens"], "micro_batch": job.micro_batch,
-        "n_accumulation_steps": job.n_accumulation_steps, "n_repeats": job.n_repeats,
-        "n_warmup_steps": job.n_warmup_steps, "n_timed_steps": job.n_timed_steps,
-        "methods": methods, "same_work": all_the_same(map(same_work, methods.values())),
-    }  # fmt: skip
+        **{name: getattr(job, name) for name in names},
+        "n_parameters": work["n_parameters"],
+        "row_length_tokens": work["row_length_tokens"],
+        "methods": methods,
+        # False takes precedence, then unknown.
+        "same_work": False if False in same else None if None in same else True,
+    }
 
 
 def prepare_job(job: TrainingJob) -> Row:
     """Write model, rows and plans in a separate process."""
-    names = ("model", "device", "micro_batch", "n_accumulation_steps", "n_warmup_steps",
-             "n_timed_steps", "methods", "fp32")  # fmt: skip
-    said = {name: getattr(job, name) for name in names}
     path = job.folder / "job.json"
-    path.write_text(json.dumps({**said, "folder": str(job.folder)}), encoding="utf-8")
-    run(Path(sys.executable), "step_work.py", "--job", path, device=job.device)
+    path.write_text(json.dumps(asdict(job), default=str), encoding="utf-8")
+    run_program(Path(sys.executable), "step_work.py", "--job", path, device=job.device)
     work: Row = json.loads((job.folder / "work.json").read_text(encoding="utf-8"))
     return work
 
@@ -100,21 +99,12 @@ def measure_method(job: TrainingJob, method: str, case: Row) -> Row:
     Raises:
         Failed: our side failed.
     """
-    runs: dict[str, dict[int, Row]] = {line: {} for line in FORMS}
     problems = {line: job.peer_problem for line in (FREE, PADDED) if job.peer_problem}
-    for repeat, line in turns(tuple(FORMS), job.n_repeats):
-        if line in problems:
-            continue
-        try:
-            runs[line][repeat] = time_line(job, case, line, f"{method}-{repeat}")
-        except Failed as error:
-            if line == OURS:
-                raise
-            problems[line] = str(error)
-    precision = case["precision"]
+    lines = {line: partial(time_line, job, case, line) for line in FORMS}
+    runs = run_in_turns(lines, job.n_repeats, problems, required=(OURS,))
     row: Row = {
         "settings": case,
-        "lines": {line: summary(line, runs, problems, precision) for line in FORMS},
+        "lines": {line: summary(line, runs, problems, case["precision"]) for line in FORMS},
     }
     if job.prove_in_fp32 and FREE not in problems:
         try:
@@ -137,39 +127,34 @@ def proof(job: TrainingJob, method: str) -> Row:
     )  # fmt: skip
     short.folder.mkdir()
     case = prepare_job(short)["cases"][method]
-    ours, peer = ({0: time_line(short, case, line, "proof")} for line in (OURS, FREE))
+    ours, peer = ({0: time_line(short, case, line, 0)} for line in (OURS, FREE))
     return {"n_steps": 1 + n_timed, **agreement(FREE, ours, peer, "fp32")}
 
 
-def time_line(job: TrainingJob, case: Row, line: str, name: str) -> Row:
-    path = job.folder / f"{name}-{FORMS[line]}.json"
+def time_line(job: TrainingJob, case: Row, line: str, repeat: int) -> Row:
+    path = job.folder / f"{case['method']}-{repeat}-{FORMS[line]}.json"
     said = {
         **case, "folder": str(job.folder), "form": FORMS[line], "device": job.device,
         "n_warmup_steps": job.n_warmup_steps, "n_timed_steps": job.n_timed_steps,
     }  # fmt: skip
     path.write_text(json.dumps(said), encoding="utf-8")
     output = path.with_suffix(".result")
-    python = Path(sys.executable) if line == OURS else job.peer
-    program = "our_steps.py" if line == OURS else "trl_steps.py"
-    places = ("--case", path, "--output", output)
-    run(python or Path(sys.executable), program, *places, device=job.device)
+    python, program = Path(sys.executable), "our_steps.py"
+    if line != OURS and job.peer:
+        python, program = job.peer, "trl_steps.py"
+    run_program(python, program, "--case", path, "--output", output, device=job.device)
     result: Row = json.loads(output.read_text(encoding="utf-8"))
     return result
 
 
-def run(python: Path, program: str, *arguments: object, device: str) -> None:
-    """Run a program of this folder quietly, on one thread if the CPU is measured.
+def run_program(python: Path, program: str, *arguments: object, device: str) -> None:
+    """Run a program of this folder, on one thread if the CPU is measured.
 
     Raises:
-        Failed: the program failed; with its last line.
+        Failed: the program failed.
     """
     command = [str(python), str(PEERS / program), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False,
-                          env=environment_of(program, device))  # fmt: skip
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        last = said[-1][:300] if said else "no output"
-        raise Failed(f"{Path(program).stem} ended with {done.returncode}: {last}")
+    run(command, env=environment_of(program, device))
 
 
 def environment_of(program: str, device: str) -> dict[str, str]:
@@ -186,15 +171,3 @@ def environment_of(program: str, device: str) -> dict[str, str]:
     if device == "cpu" or program != "trl_steps.py":
         found.setdefault("HF_HUB_OFFLINE", "1")
     return found
-
-
-def peer_versions(python: Path) -> tuple[dict[str, str], str | None]:
-    """Return a Python's versions of TRL's packages, or why it cannot be used."""
-    try:
-        done = subprocess.run([str(python), "-c", ASK], capture_output=True, text=True, check=False)
-    except OSError as error:
-        return {}, f"{python} cannot be run: {error.strerror}"
-    if done.returncode:
-        return {}, (done.stderr.strip().splitlines() or ["no output"])[-1]
-    versions: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return versions, None

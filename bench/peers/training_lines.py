@@ -1,16 +1,14 @@
-"""Lines of a training measurement: medians, ratios to ours, and whether the work was the same."""
+"""Lines of a training measurement: medians, ratios to ours, if the work was the same; tables."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
 
-from turns import ratios, spread
+from measured import Row, format_spread, ratios, spread
 
 OURS, FREE, PADDED = "ours", "TRL padding-free", "TRL padded"
 # Largest relative difference of a step's loss that another order of sums explains.
 LOSS_BOUNDS = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
-Row = dict[str, Any]
+# For the features in our log, the peer's own statements.
+TOLD = ("attention", "loss", "compilation", "activation checkpointing")
 
 
 def summary(
@@ -20,31 +18,31 @@ def summary(
     own, ours = runs[line], runs[OURS]
     if line in problems or not own:
         return {"problem": problems.get(line, "not run")}
+
+    def median_of(name: str) -> float | None:
+        values = [run[name] for run in own.values()]
+        return None if None in values else spread(values)["median"]
+
     row: Row = {
-        "tokens_per_s": asdict(spread(list(rates(own, "timed_s").values()))),
-        "tokens_per_cpu_s": asdict(spread(list(rates(own, "cpu_s").values()))),
-        "step_s": asdict(spread([s for r in own.values() for s in r["steps_s"]])),
+        "tokens_per_s": spread(list(rates(own).values())),
+        "step_s": spread([s for r in own.values() for s in r["steps_s"]]),
         "n_tokens": {r["n_tokens"] for r in own.values()}.pop(),
-        "peak_host_rss_bytes": spread([r["peak_host_rss_bytes"] for r in own.values()]).median,
-        "peak_device_bytes": None,
+        "peak_host_rss_bytes": median_of("peak_host_rss_bytes"),
+        "peak_device_bytes": median_of("peak_memory_bytes"),
         "words": next(iter(own.values()))["words"],
     }
-    if all(r["peak_memory_bytes"] is not None for r in own.values()):
-        row["peak_device_bytes"] = spread([r["peak_memory_bytes"] for r in own.values()]).median
     if line == OURS:
         return row
-    faster, cheaper = (ratios(rates(ours, what), rates(own, what)) for what in ("timed_s", "cpu_s"))
     return {
         **row,
-        "ours_over_peer": faster and asdict(faster),
-        "ours_over_peer_by_cpu": cheaper and asdict(cheaper),
+        "ours_over_peer": ratios(rates(ours), rates(own)),
         **agreement(line, ours, own, precision),
     }
 
 
-def rates(runs: dict[int, Row], what: str) -> dict[int, float]:
-    """Return tokens per second of each repeat, in wall (``timed_s``) or CPU time (``cpu_s``)."""
-    return {i: run["n_tokens"] / run[what] for i, run in runs.items()}
+def rates(runs: dict[int, Row]) -> dict[int, float]:
+    """Return tokens per second of each repeat."""
+    return {i: run["n_tokens"] / run["timed_s"] for i, run in runs.items()}
 
 
 def agreement(line: str, ours: dict[int, Row], own: dict[int, Row], precision: str) -> Row:
@@ -83,19 +81,6 @@ def same_work(method: Row) -> bool | None:
     return same
 
 
-def all_the_same(found: Iterable[bool | None]) -> bool | None:
-    """Combine the answers of methods: false takes precedence, then unknown.
-
-    >>> all_the_same([True, None])
-    >>> all_the_same([None, False])
-    False
-    """
-    answers = list(found)
-    if False in answers:
-        return False
-    return None if None in answers else True
-
-
 def failure(measured: Row, *, has_peer: bool) -> str | None:
     """Return why a measurement is invalid: an installed side failed, or did different work."""
     reasons = []
@@ -108,3 +93,36 @@ def failure(measured: Row, *, has_peer: bool) -> str | None:
         if same_work(row) is False:
             reasons.append(f"{method}: losses or tokens beyond their bound, or not finite")
     return "; ".join(reasons) or None
+
+
+def print_method(method: str, measured: Row) -> None:
+    if "problem" in measured:
+        print(f"\n{method}: not measured: {measured['problem']}")
+        return
+    print(f"\n{method}, {measured['settings']['precision']}")
+    print(
+        f"{'line':>18} {'tokens/s':>9} {'ours/peer':>16}"
+        f" {'peak MB':>8} {'card MB':>8} {'loss apart':>10}"
+    )
+    for name, row in measured["lines"].items():
+        if "problem" in row:
+            print(f"{name:>18} not measured: {row['problem']}")
+            continue
+        card = row["peak_device_bytes"]
+        print(
+            f"{name:>18} {row['tokens_per_s']['median']:9,.0f}"
+            f" {format_spread(row.get('ours_over_peer')):>16}"
+            f" {row['peak_host_rss_bytes'] / 1e6:8.0f}"
+            f" {or_dash(card and card / 1e6, '.0f'):>8} {or_dash(row.get('loss_apart'), '.1e'):>10}"
+        )
+        for word in row["words"]:
+            if name != OURS or word.startswith(TOLD):
+                print(f"{'':>18} {word}")
+    if proof := measured.get("proof"):
+        apart = f"{or_dash(proof.get('loss_apart'), '.1e')} apart over {proof.get('n_steps')} steps"
+        print(f"{'proof in fp32':>18} {proof.get('problem') or apart}")
+
+
+def or_dash(value: float | None, how: str) -> str:
+    """Format a figure, or a dash if there is none."""
+    return "-" if value is None else format(value, how)

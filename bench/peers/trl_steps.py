@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 # It patches transformers and TRL, and so must be imported first.
 if "unsloth" in sys.argv:
@@ -33,8 +32,7 @@ if "unsloth" in sys.argv:
 
 import torch
 from datasets import Dataset, load_from_disk
-from gpu_kit.marks import mark, seconds_between, wait
-from memory_now import peak_resident_bytes
+from gpu_kit.marks import mark, peak_resident_bytes, seconds_between, wait
 from peft import PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.integrations.hub_kernels import load_and_register_attn_kernel
@@ -63,7 +61,7 @@ class Marks(TrainerCallback):  # type: ignore[misc]
         self.marks: list[Any] = []
         self.n_warmup_steps = 0
         self.begun_s = self.first_step_s = 0.0
-        self.start_s = self.timed_s = self.start_cpu_s = self.cpu_s = 0.0
+        self.start_s = self.timed_s = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.begun_s = time.perf_counter()
@@ -79,39 +77,28 @@ class Marks(TrainerCallback):  # type: ignore[misc]
                 return
             self.n_warmup_steps = step
             wait(self.device)
-            self.start_cpu_s, self.start_s = time.process_time(), time.perf_counter()
+            self.start_s = time.perf_counter()
         self.marks.append(mark(self.device))
         measured_s = time.perf_counter() - self.start_s
         n_timed = step - self.n_warmup_steps
         if n_timed >= case["n_timed_steps"] and measured_s >= case.get("measure_s", 0):
             wait(self.device)
             self.timed_s = time.perf_counter() - self.start_s
-            self.cpu_s = time.process_time() - self.start_cpu_s
             control.should_training_stop = True
 
 
 class Kept(SFTTrainer):  # type: ignore[misc]
-    """Keeps each micro-batch's share of the loss, its tokens (on the device) and its step."""
+    """Keeps each micro-batch's step, its tokens and its share of the loss (on the device)."""
 
-    shares: list[torch.Tensor]
-    tokens: list[torch.Tensor | int]
-    steps: list[int]
+    kept: list[tuple[int, torch.Tensor | int, torch.Tensor]]
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **named: Any) -> torch.Tensor:
         # Without padding there is no mask, and every id belongs to a document.
         mask = inputs.get("attention_mask")
-        self.tokens.append(inputs["input_ids"].numel() if mask is None else mask.sum())
-        self.steps.append(self.state.global_step)
+        n_tokens = inputs["input_ids"].numel() if mask is None else mask.sum()
         loss: torch.Tensor = super().training_step(model, inputs, *args, **named)
-        self.shares.append(loss.detach().clone())
+        self.kept.append((self.state.global_step, n_tokens, loss.detach().clone()))
         return loss
-
-    def by_step(self, values: list[Any]) -> list[float]:
-        """Sum the kept values by step; the last step of an epoch may have fewer micro-batches."""
-        sums = [0.0] * (self.steps[-1] + 1)
-        for step, value in zip(self.steps, values, strict=True):
-            sums[step] += float(value)
-        return sums
 
 
 def main() -> None:
@@ -140,15 +127,19 @@ def main() -> None:
     }  # fmt: skip
     trainer = assemble(case, rows, marks, {**words, "kernel": kernel}, args.output)
     trainer.train()
+    # By step; the last one of an epoch may have fewer micro-batches.
+    losses, n_tokens = ([0.0] * (trainer.kept[-1][0] + 1) for _ in range(2))
+    for step, tokens, share in trainer.kept:
+        losses[step] += float(share)
+        n_tokens[step] += float(tokens)
     cuda = case["device"] == "cuda"
     said = {
         "outcome": "measured",
         "timed_s": marks.timed_s,
-        "cpu_s": marks.cpu_s,
         "first_step_s": marks.first_step_s,
         "steps_s": seconds_between(marks.marks, case["device"]),
-        "n_tokens": int(sum(trainer.by_step(trainer.tokens)[marks.n_warmup_steps :])),
-        "losses": trainer.by_step(trainer.shares),
+        "n_tokens": int(sum(n_tokens[marks.n_warmup_steps :])),
+        "losses": losses,
         "peak_memory_bytes": torch.cuda.max_memory_reserved() if cuda else None,
         "peak_allocated_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         "peak_host_rss_bytes": peak_resident_bytes(),
@@ -179,7 +170,7 @@ def assemble(case: Case, rows: Dataset, marks: Marks, words: dict[str, Any], out
     trainer = Kept(
         model, args=config, train_dataset=rows, processing_class=tokenizer, callbacks=[marks]
     )
-    trainer.shares, trainer.tokens, trainer.steps = [], [], []
+    trainer.kept = []
     trainer.remove_callback(PrinterCallback)
     return trainer
 

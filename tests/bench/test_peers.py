@@ -1,5 +1,6 @@
 """The comparison with peers: turns and ratios, failures, Snakemake's cost, the same training."""
 
+import itertools
 import json
 import math
 import sys
@@ -15,26 +16,41 @@ sys.path.insert(0, str(ROOT / "bench"))
 sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
 import training_beside
-from measured import Failed
-from side_by_side import finish_report, run_parts
+from measured import Failed, ratios, run_in_turns
+from side_by_side import run_parts
 from training_beside import TrainingJob
 from training_lines import FREE, OURS, PADDED, same_work, summary
-from turns import ratios, turns
 
 
 def test_a_machine_that_slows_down_changes_no_ratio_of_equals() -> None:
-    speed: dict[str, dict[int, float]] = {"ours": {}, "peer": {}}
-    for i, (repeat, line) in enumerate(turns(("ours", "peer"), 4)):
-        speed[line][repeat] = 100.0 * 0.9**i
+    clock = itertools.count()
+
+    def line(_: int) -> float:
+        return 100.0 * 0.9 ** next(clock)
+
+    speed = run_in_turns({"ours": line, "peer": line}, 4, {})
     found = ratios(speed["ours"], speed["peer"])
     assert found is not None
-    assert found.median == pytest.approx(1, abs=0.01)
-    assert (found.least, found.most) == pytest.approx((0.9, 1 / 0.9))
+    assert found["median"] == pytest.approx(1, abs=0.01)
+    assert (found["least"], found["most"]) == pytest.approx((0.9, 1 / 0.9))
     # Repeats that one side lacks are left out.
     found = ratios({0: 6.0, 1: 8.0, 2: 9.0}, {0: 3.0, 2: 3.0})
     assert found is not None
-    assert (found.median, found.n) == (2.5, 2)
+    assert (found["median"], found["n"]) == (2.5, 2)
     assert ratios({0: 1.0}, {1: 1.0}) is None
+
+
+def test_a_line_that_fails_is_not_run_again_unless_it_is_required() -> None:
+    def fails(repeat: int) -> int:
+        if repeat:
+            raise Failed(f"no room in {repeat}")
+        return repeat
+
+    lines, problems = {"ours": lambda repeat: repeat, "peer": fails}, {}
+    assert run_in_turns(lines, 3, problems)["ours"] == {0: 0, 1: 1, 2: 2}
+    assert problems == {"peer": "no room in 1"}
+    with pytest.raises(Failed, match="no room in 1"):
+        run_in_turns(lines, 3, {}, required=("peer",))
 
 
 def test_a_part_that_fails_is_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -42,10 +58,10 @@ def test_a_part_that_fails_is_listed(capsys: pytest.CaptureFixture[str], tmp_pat
         raise Failed("our_steps ended with 1:\nno room")
 
     parts = {"first": breaks, "second": lambda _: {"value": 1}}
-    results = run_parts(["first", "second"], parts, Namespace())
+    report: dict[str, Any] = {"machine": {}}
+    assert run_parts(report, parts, Namespace(output=tmp_path / "result.json")) == 1
     failed = {"failed": "our_steps ended with 1: no room"}
-    assert results == {"first": failed, "second": {"value": 1}}
-    assert finish_report({"parts": results}, tmp_path / "result.json") == 1
+    assert report["parts"] == {"first": failed, "second": {"value": 1}}
     out = capsys.readouterr().out.splitlines()
     assert "first: failed: our_steps ended with 1: no room" in out
     assert json.loads(out[-1]) == json.loads((tmp_path / "result.json").read_text())
@@ -56,7 +72,7 @@ ABSENT = ("orjson", "fastokens", "snakemake", "datasets", "trl", "pytest", "json
 
 def made_up(*, s: list[float], losses: list[float], n_tokens: int = 1200) -> dict[str, Any]:
     return {
-        "n_tokens": n_tokens, "timed_s": sum(s), "cpu_s": sum(s) / 4, "steps_s": s,
+        "n_tokens": n_tokens, "timed_s": sum(s), "steps_s": s,
         "losses": losses, "words": ["w"], "peak_host_rss_bytes": 2, "peak_memory_bytes": None,
     }  # fmt: skip
 
@@ -71,8 +87,6 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     row = summed({OURS: ours, FREE: peer}, FREE)
     assert row["tokens_per_s"]["median"] == 100
     assert row["ours_over_peer"] == {"median": 2.0, "least": 2.0, "most": 3.0, "n": 3}
-    assert row["ours_over_peer_by_cpu"]["median"] == 2.0
-    assert row["tokens_per_cpu_s"]["median"] == 400
     assert row["same_work"]
 
 
@@ -106,7 +120,7 @@ def test_the_peer_gets_our_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         peer_problem=None, methods=("lora",),
     )  # fmt: skip
     case = training_beside.prepare_job(asked)["cases"]["lora"]
-    ours = training_beside.time_line(asked, case, OURS, "lora-0")
+    ours = training_beside.time_line(asked, case, OURS, 0)
     rows = [len(ids) for ids in load_from_disk(case["rows"])["input_ids"]]
     first, last = 1 * 4, (1 + 3) * 4
     assert len(rows) == last

@@ -17,12 +17,13 @@ from support import ROOT
 sys.path.insert(0, str(ROOT / "bench"))
 
 import train_gpu
-from gpu_kit import cards, training
+from gpu_kit import training
+from gpu_kit.training import describe_card
 
 pytestmark = pytest.mark.long
 
-PARTS = "ceilings,route,lora,lora-padded,lora-checkpointing,full,dora,qlora,packed,resume,"
-PARTS += "profile,trl,trl-compiled,unsloth"
+PARTS = "ceilings,lora,lora-sdpa-mask,lora-checkpointing,full,dora,qlora,resume,"
+PARTS += "trl,trl-compiled,unsloth"
 # Packages missing on a rented machine with torch and transformers, by import name.
 ABSENT = (
     "snakemake", "datasets", "trl", "unsloth", "pandas", "jsonschema", "bitsandbytes", "altair",
@@ -44,8 +45,9 @@ def test_the_complete_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) 
     assert json.loads(done.stdout.splitlines()[-1]) == result
     parts = result["parts"]
     assert list(parts) == PARTS.split(",") and result["left_out"] == []
-    assert parts["packed"]["passed"] and parts["resume"]["passed"]
-    for name in ("lora", "lora-padded", "lora-checkpointing", "full", "dora"):
+    assert parts["resume"]["passed"]
+    assert "lora: model checked: head off by 0, packed documents by " in done.stdout
+    for name in ("lora", "lora-sdpa-mask", "lora-checkpointing", "full", "dora"):
         part = parts[name]
         assert part["loss_is_finite"] and part["n_steps"] == 3
         assert part["tokens_per_s"] > 0 and part["mfu_of_measured_matmul"] > 0
@@ -56,14 +58,15 @@ def test_the_complete_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) 
     for name, packages in {"trl": "trl", "trl-compiled": "trl", "unsloth": "trl, unsloth"}.items():
         assert parts[name] == {"absent": f"not installed: datasets, {packages}", "part_s": ANY}
         assert f"{name:>20} not run: not installed: datasets, {packages}" in done.stdout
-    assert parts["lora-padded"]["padding_share"] > 0.5 > parts["lora"]["padding_share"]
+    assert parts["lora"]["padding_share"] < 0.5
+    assert parts["lora-sdpa-mask"]["attention"] == "sdpa" != parts["lora"]["attention"]
     assert parts["lora"]["loss_first"] == pytest.approx(parts["full"]["loss_first"])
     assert parts["lora-checkpointing"]["checkpoint_activations"]
     assert not parts["lora"]["checkpoint_activations"]
 
 
 def work(folder: Path) -> training.Work:
-    shape: dict[str, Any] = {"device": "cpu", "model": "tiny", "sizes": {}, "packings": {}}
+    shape: dict[str, Any] = {"device": "cpu", "model": "tiny", "sizes": {}}
     return training.Work(folder=folder, peak_tflops=None, soak_s=0.0, measure_s=0.0, **shape)
 
 
@@ -84,8 +87,8 @@ def test_a_part_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_card_is_recognized_by_its_drivers_name() -> None:
-    known = cards.card("NVIDIA H200", 1, peak_tflops=None)
+    known = describe_card("NVIDIA H200", 1, peak_tflops=None)
     assert (known.name, known.peak_bf16_flops_per_s) == ("H200 SXM", 989.5e12)
     assert known.memory_total_bytes == 1
-    assert cards.card("NVIDIA H2", 1, peak_tflops=None).peak_bf16_flops_per_s is None
-    assert cards.card("NVIDIA H2", 1, peak_tflops=100).peak_bf16_flops_per_s == 100e12
+    assert describe_card("NVIDIA H2", 1, peak_tflops=None).peak_bf16_flops_per_s is None
+    assert describe_card("NVIDIA H2", 1, peak_tflops=100).peak_bf16_flops_per_s == 100e12
