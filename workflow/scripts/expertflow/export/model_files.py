@@ -13,15 +13,15 @@ from expertflow.data.records import Layout
 from expertflow.evaluate.generate import end_ids
 from expertflow.evaluate.records import Decoding, Published
 from expertflow.plan.settings import LoraSpec
+from expertflow.tokens.records import TOKENIZER_FILES
 from expertflow.train.model.base import LICENSE_FILES, weight_files
 from expertflow.train.model.load import DTYPES
 from expertflow.train.model.weights import weights_sha256
 
-# Tokenizer files, by transformers' names.
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
-    "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+# Files that other loaders read, besides those that every tokenizer here has.
+OLDER_FILES = (
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+    "tokenizer.model", "spiece.model", "chat_template.json",
 )  # fmt: skip
 WHOLE = name_of(LoraSpec.modules_to_save)
 SYSTEM_PROMPT = "system_prompt.txt"
@@ -75,7 +75,8 @@ def cast_weights(model: Any, dtype: torch.dtype) -> None:
 
 def copy_texts(folder: Path, *, tokenizer: Path, layout: Layout) -> tuple[str, ...]:
     """Copy tokenizer, chat template and license; return the names of the license files."""
-    found = (path for name in (*TOKENIZER_FILES, *LICENSE_FILES) for path in tokenizer.glob(name))
+    names = (*TOKENIZER_FILES, *OLDER_FILES, *LICENSE_FILES)
+    found = (path for name in names for path in tokenizer.glob(name))
     for path in filter(Path.is_file, found):
         target = folder / path.relative_to(tokenizer)
         target.parent.mkdir(exist_ok=True)
