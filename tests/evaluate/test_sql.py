@@ -216,8 +216,8 @@ def test_a_rejected_query_ends_a_connection(
     limited = {hoard: "more than 256 MiB", "SELECT zeroblob(2000000000)": "string or blob too big"}
     for query, refusal in (refusals | limited).items():
         n_opened = len(opened)
-        for harmless in (GOLD, f"SELECT {'x' * 300}", "SELECT 2"):
-            assert len(reader.run_query(harmless, database).detail) in (0, 200)
+        for harmless in (GOLD, f"SELECT {'x' * 300}", "SELECT" + " " * 10**5, "SELECT 2"):
+            assert len(reader.run_query(harmless, database).detail) in (0, 29, 200)
         assert len(opened) == n_opened + 1
         assert reader.run_query(query, database).detail == refusal
     # Only the last database stays open.
