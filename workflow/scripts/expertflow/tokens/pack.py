@@ -202,7 +202,7 @@ def _length_choice(lengths: NDArray[np.int32], length: int) -> records.LengthCho
         n_over_long_documents=len(over),
         n_over_long_tokens=int(over.sum()),
         n_sequences=n_rows,
-        fill_fraction=int(lengths.sum(dtype=np.int64)) / (n_rows * length),
+        fill_fraction=int(lengths.sum()) / (n_rows * length),
     )
 
 
