@@ -104,7 +104,8 @@ def measure_monitor(
             after, wall_s = monitor.cpu_times(), time.perf_counter() - start
         finally:
             monitor.terminate()
-    return (after.user + after.system - before.user - before.system) / wall_s
+    used_s = (after.user - before.user) + (after.system - before.system)
+    return used_s / wall_s
 
 
 if __name__ == "__main__":
