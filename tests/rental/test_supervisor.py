@@ -45,14 +45,22 @@ def test_a_supervisors_snakemake_is_interrupted_once_it_waits_alone(
     monkeypatch.setattr(supervisor, "_living", lambda: living)
     monkeypatch.setattr(supervisor, "_identity", lambda process: who[process.pid])
     monkeypatch.setattr(supervisor, "_send", lambda process, n: sent.append((process.pid, n)))
+    monkeypatch.setattr(supervisor._Stop, "_terminate", lambda *_, **__: None)
+    clock = SimpleNamespace()
+    monkeypatch.setattr(supervisor, "time", clock)
     stop = supervisor._Stop(9, grace_s=600.0)
+
+    def go_on_at(now_s: float) -> None:
+        clock.monotonic = lambda: now_s
+        stop.go_on(kill=False)
+
     for now_s in (0.0, 20.0, 40.0):
-        stop._interrupt_stuck(now_s)
+        go_on_at(now_s)
     assert not sent, "a job still saves"
     living.pop()
     told = []
     for now_s in (50.0, 64.0, 66.0, 80.0, 82.0):
-        stop._interrupt_stuck(now_s)
+        go_on_at(now_s)
         told.append(len(sent))
     assert told == [0, 0, 1, 1, 2] and set(sent) == {(1, signal.SIGINT)}
 
