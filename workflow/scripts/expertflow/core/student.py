@@ -1,4 +1,4 @@
-"""Student's distribution, for intervals of few measurements: scipy takes a second to import."""
+"""Quantiles of Student's distribution, for intervals of few measurements, without scipy."""
 
 import math
 

@@ -124,18 +124,19 @@ def wilson_interval(n_correct: float, n: float) -> tuple[float, float]:
 
 
 def count_independent(right: ArrayLike, groups: Sequence[Hashable]) -> float:
-    """Return how many independent questions determine a share of right ones as surely as these.
+    """Return the effective sample size of a share of right answers in ``groups`` of questions.
 
-    By how much more it varies between ``groups`` than between questions, and with a few groups by
-    Student's distribution, too (Korn and Graubard, Survey Methodology 24 (1998) 193-201). Equally
-    many as questions if each is a group; never more.
+    That is the number of independent questions that would determine the share as precisely (Korn
+    and Graubard, Survey Methodology 24 (1998) 193-201): the number of questions over the ratio of
+    the share's variance between groups to that between questions, with Student's quantiles for
+    few groups. It is the number of questions if each is its own group, and never more.
     """
     right_N, n_groups = np.asarray(right, np.float64), len(set(groups))
     n = len(right_N)
     if n_groups < 2 or n_groups == n:
         return n_groups
     rest_N = right_N - right_N.mean()
-    # If all are right, or none, nothing shows how alike a group's questions are: entirely, then.
+    # If all are right, or none, nothing shows how alike a group's questions are; assume entirely.
     if not rest_N.any():
         rest_N = np.ones(n)
     between = float((_sum_by_group(rest_N, groups) ** 2).sum()) / (n_groups - 1) * n_groups
@@ -150,18 +151,18 @@ def summarize_judgments(
     empty: str = NO_EXAMPLES,
     groups: Sequence[Hashable] | None = None,
 ) -> TaskScore:
-    """Count right answers; the interval regards ``groups`` of questions, if given."""
+    """Count right answers; ``groups`` of questions that are right together widen the interval."""
     right = [judgment.correct for judgment in judgments]
     n, n_correct = len(right), sum(right)
     counts = Counter(judgment.kind for judgment in judgments)
-    # The share of independent questions, because p stays the same.
-    alone = count_independent(right, groups) / n if n and groups is not None else 1
+    # Scaling both counts keeps the share of right ones.
+    scale = count_independent(right, groups) / n if n and groups is not None else 1
     return TaskScore(
         metric=metric,
         n_examples=n,
         n_correct=n_correct,
         value_fraction=n_correct / n if n else None,
-        ci95=wilson_interval(alone * n_correct, alone * n) if n else None,
+        ci95=wilson_interval(scale * n_correct, scale * n) if n else None,
         n_by_kind=dict(sorted(counts.items())),
         reason=None if n else empty,
     )
