@@ -87,7 +87,7 @@ def last_success_s(path: Path) -> float | None:
 
 
 def read_attempts(path: Path) -> list[Any]:
-    """Return what is recorded of a job's attempts; empty if that is nothing readable."""
+    """Return the records of a job's attempts; empty if they cannot be read."""
     try:
         return list(json.loads(path.read_bytes())["attempts"])
     except (OSError, LookupError, TypeError, ValueError):

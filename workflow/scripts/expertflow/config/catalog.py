@@ -110,7 +110,7 @@ def _location(spec: SourceSpec) -> str:
 
 
 def _describe_source(spec: SourceSpec, users: dict[str, list[str]]) -> Settings:
-    """Return a source with whether its records are here; a license that nobody states is null."""
+    """Describe a source and whether its records are here; an unstated license is null."""
     source = open_source(spec)
     found = source.look_up()
     return {

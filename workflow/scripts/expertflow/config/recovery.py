@@ -67,7 +67,7 @@ def corrupt_records(results: Path, expert: str = "*") -> Iterator[Path]:
 
 
 def note_missing_files(results: Path) -> None:
-    """Note files of finished jobs that are gone: Snakemake misses only what its next jobs need."""
+    """Report missing files of finished jobs; Snakemake notices only those its next jobs need."""
     gone: dict[str, list[Path]] = {}
     for folder in sorted(FOLDERS):
         for sidecar in sorted(results.glob(f"*/{folder}/.*.json.fingerprint")):

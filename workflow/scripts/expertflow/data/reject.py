@@ -114,7 +114,7 @@ def excerpt(value: Any) -> str | None:
 
 
 def find_separator(header: str) -> str | None:
-    """Return what may separate the columns of a CSV header that was read as one name."""
+    """Return the likely delimiter of a CSV header that was read as one name."""
     return next((sign for sign in ";\t|" if sign in header), None)
 
 

@@ -155,7 +155,7 @@ class ModelEvaluator:
         return choose_questions(documents, spec, self.task, engine=engine, layout=layout)
 
     def choose_trained(self) -> Iterator[tuple[str, list[EvalExample]]]:
-        """Yield each wording with the questions on what was trained."""
+        """Yield each wording with its questions about trained documents."""
         spec = self.spec
         if self.task is None or not spec.n_recall_examples:
             return

@@ -28,7 +28,7 @@ from expertflow.tokens.tokenize import tokenize
 log = logging.getLogger(__name__)
 # Placeholder, to find the template's text around an answer.
 ANY_ANSWER = "\ue0f2"
-# Stands for the question in a wording.
+# A wording's placeholder for the question.
 QUESTION = "{question}"
 # A larger share means a wrong setting rather than bad records.
 MAX_UNUSABLE_FRACTION = 0.2

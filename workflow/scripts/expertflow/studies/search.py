@@ -35,7 +35,7 @@ Run = Callable[[TunedSettings, float | None], TrialResult]
 
 
 def find_choices(draft: PlanDraft, plan: TrainPlan) -> dict[str, Any]:
-    """Return the arguments of a ``Search`` that say what to choose among."""
+    """Return the arguments of a ``Search`` that list its choices."""
     default, free = settings_of(plan), free_settings(draft.spec)
     is_packed, machine = draft.packing.packing != "none", probe_machine()
     n_cpus, total = machine["n_cpus_usable"], draft.memory_total_bytes

@@ -210,7 +210,7 @@ def _elements(stream: io.BufferedReader, path: str) -> Iterator[Line]:
             raise DataError(f"{path}, line {line}: no comma before this element; add one")
         else:
             end, fault = _find_end(text, at, line)
-            # Whatever touches the window's end may go on. Read as much again, so that a long object
+            # An element at the window's end may continue. Read as much again, so that a long object
             # takes linear time.
             if end == len(text) and end - at <= MAX_RECORD_BYTES:
                 if more := source.read(max(BUFFER_BYTES, end - at)):

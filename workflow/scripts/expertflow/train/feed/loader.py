@@ -101,7 +101,7 @@ def make_feed(plan: TrainPlan, rows: PackedRows, *, rank: int = 0) -> Feed:
 def load_batches(
     feed: BaseFeed, step: int, *, plan: TrainPlan, device: torch.device, clock: Clock | None = None
 ) -> AbstractContextManager[Iterator[Batch]]:
-    """Return all micro-batches from a step on; ``clock`` is the one that times waiting for them."""
+    """Return all micro-batches from a step on; ``clock`` times the waits for them."""
     if isinstance(feed, Feed) and plan.loader == "thread":
         ahead = plan.dataloader_prefetch_factor
         return closing(_by_thread(feed, step, ahead, device=device, clock=clock or Clock()))
