@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
@@ -97,6 +98,30 @@ def test_where_and_checks_select_records(path: Path) -> None:
     assert (record.n_documents, record.n_rejected_by_reason) == (2, {})
     assert record.n_filtered_by_reason == {"too_long": 1}
     assert rejected(path)[0]["line"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (pa.date32(), "2024-01-01"),
+        (pa.timestamp("us"), "2024-01-01"),
+        (pa.timestamp("ns"), "2024-01-01 00:00:00"),
+        (pa.timestamp("s", "UTC"), "2024-01-01"),
+        (pa.timestamp("s", "Europe/Berlin"), "2023-12-31T23:00:00Z"),
+        (pa.string(), "2024-01-01"),
+    ],
+)
+def test_where_compares_a_date_with_columns_of_dates(
+    tmp_path: Path, kind: pa.DataType, wanted: str
+) -> None:
+    days = pa.array(["2024-01-01", "2024-01-02", None])
+    if pa.types.is_timestamp(kind):
+        at_midnight = pc.strptime(days, format="%Y-%m-%d", unit="s")
+        days = pc.assume_timezone(at_midnight, kind.tz) if kind.tz else at_midnight
+    table = pa.table({"q": ["a", "b", "c"], "a": ["1", "2", "3"], "day": days.cast(kind)})
+    pq.write_table(table, tmp_path / "r.parquet")
+    for where, n_documents in (({"day": wanted}, 1), ({"day": "soon"}, 0), ({"day": 1}, 0)):
+        assert prepare(tmp_path / "r.parquet", where=where).n_documents == n_documents
 
 
 def test_a_field_with_two_names_is_the_first_that_has_a_value(path: Path) -> None:

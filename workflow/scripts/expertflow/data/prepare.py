@@ -6,6 +6,7 @@ secret scanner, benchmark overlap. Rejects go to ``rejected.jsonl`` with file, l
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class DocumentMaker:
         where, record = self.source.where, raw.value
         if record is None or not where:
             return True
-        return all(record.get(key) == value for key, value in where.items())
+        return all(_equals(record.get(key), value) for key, value in where.items())
 
     def make_document(self, raw: RawRecord) -> documents.NewDocument:
         """Make a document; raise Reject for a faulty record, Filtered for an unwanted document."""
@@ -177,6 +178,19 @@ def prepare_shard(
 def _is_blank(value: Any) -> bool:
     # An empty cell of a CSV file is text.
     return value is None or not str(value).strip()
+
+
+def _equals(found: Any, wanted: Any) -> bool:
+    # A manifest's dates and times are texts; columns have them as values. A datetime is a date.
+    if isinstance(found, date | time) and isinstance(wanted, str):
+        try:
+            wanted = type(found).fromisoformat(wanted)
+        except ValueError:
+            return False
+        zone = getattr(found, "tzinfo", None)
+        if zone and wanted.tzinfo is None:
+            wanted = wanted.replace(tzinfo=zone)
+    return bool(found == wanted)
 
 
 def without_emails(value: Any) -> Any:
