@@ -9,7 +9,6 @@ Prints a table; the last line is JSON.
 """
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
 
+from expertflow.core.process import peak_resident_bytes
 from expertflow.data.secrets import find_secrets, load_detectors
 from expertflow.data.sources.git import extract_commits
 from expertflow.data.sources.git_options import GitOptions
@@ -47,7 +47,7 @@ def measure(bundle: Path, case: str) -> dict[str, float]:
         "n_chars": n_chars,
         "n_with_secrets": n_with_secrets,
         "commits_per_s": n_commits / wall_s,
-        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_rss_mib": peak_resident_bytes() / 2**20,
     }
 
 

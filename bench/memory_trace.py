@@ -23,6 +23,7 @@ sys.path.extend(
 
 import torch
 from gpu_kit.fixtures import SIZES, make_size, model_config
+from gpu_kit.marks import peak_resident_bytes
 from msgspec.structs import replace
 
 from expertflow.plan.settings import LoraSpec
@@ -91,7 +92,7 @@ def measure_step(n_rows: int, length: int) -> dict[str, int]:
     net = build_model(run, n_layers=6, checkpoint=False)
     materialize_weights(net)
     model, gradients, phases = follow_step(net, run, n_rows, length)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    grown = peak_resident_bytes() - before
     return {"traced_bytes": model + gradients + max(phases.values()), "grown_bytes": grown}
 
 

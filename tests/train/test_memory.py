@@ -1,5 +1,7 @@
 """Out of memory: the message, the retries, and unchanged weights."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from support import LORA
+from support import LORA, SCRIPTS
 from tiny_run import assembled, made, train
 
 from expertflow.core.attempts import process_age_s
@@ -44,6 +46,15 @@ def test_advice_states_batch_prediction_and_change(plan: TrainPlan) -> None:
     for change in ({"method": "qlora"}, {"parallel": "fsdp"}):
         message = describe_shortage(replace(checkpointed, **change), CPU)
         assert message.endswith("; use a shorter max_seq_length, a larger card or a smaller model")
+
+
+def test_a_peak_is_not_inherited_from_a_larger_program() -> None:
+    """Linux passes ``ru_maxrss`` on across exec."""
+    show = "from expertflow.core.process import peak_resident_bytes; print(peak_resident_bytes())"
+    large = "import os, sys; b'x' * (300 << 20); os.execv(sys.executable, sys.argv[1:])"
+    command = [sys.executable, "-c", large, sys.executable, "-c", show]
+    peak = int(subprocess.check_output(command, env={"PYTHONPATH": str(SCRIPTS)}))
+    assert 1 << 20 < peak < 100 << 20
 
 
 @pytest.mark.parametrize(

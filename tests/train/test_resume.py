@@ -3,14 +3,12 @@
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +27,7 @@ from expertflow.staging.content import read_content, rows_key, weights_key
 from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
-from expertflow.train import job, step_hooks
+from expertflow.train import job, run, step_hooks
 from expertflow.train.job import PLAN, fingerprint_run, warn_of_unused_progress
 from expertflow.train.model.packed import compute_held_out_loss
 from expertflow.train.model.weights import Diverged
@@ -126,7 +124,7 @@ def test_a_session_without_steps_has_the_peaks_of_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = tiny_run.train(tiny_run.made(tmp_path, n_steps=2, save_steps=2))
-    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=1))
+    monkeypatch.setattr(run, "peak_resident_bytes", lambda: 1)
     again = tiny_run.train(tiny_run.assigned(tmp_path))
     assert again.resumed_at_steps == (2,)
     assert 1 << 20 < again.peak_host_rss_bytes <= first.peak_host_rss_bytes

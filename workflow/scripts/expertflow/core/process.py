@@ -3,10 +3,13 @@
 import contextlib
 import ctypes
 import os
+import re
+import resource
 import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -141,6 +144,15 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
 def _signal_all(process: subprocess.Popen[Any], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+def peak_resident_bytes() -> int:
+    """Return the most memory that this process has had since its program started."""
+    status = Path("/proc/self/status")
+    if status.is_file() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text("utf-8"))):
+        return int(found[1]) * 1024
+    # It can be the parent's: a program inherits it. Linux reports KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def end_with_parent() -> None:

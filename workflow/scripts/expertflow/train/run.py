@@ -1,7 +1,6 @@
 """A run: its inputs, its objects, its progress."""
 
 import math
-import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import torch
 from msgspec import Struct, field
 
 from expertflow.core.errors import single_line
-from expertflow.core.process import record_signals
+from expertflow.core.process import peak_resident_bytes, record_signals
 from expertflow.core.records import Record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
@@ -91,8 +90,7 @@ class TrainProgress(Struct, kw_only=True):
         return min(trained, key=lambda point: point.loss, default=None)
 
     def note_device(self, device: torch.device) -> None:
-        # Linux reports KiB.
-        found = {"peak_host_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        found = {"peak_host_rss_bytes": peak_resident_bytes()}
         if device.type == "cuda":
             found["peak_memory_allocated_bytes"] = torch.cuda.max_memory_allocated()
             found["peak_memory_reserved_bytes"] = torch.cuda.max_memory_reserved()
