@@ -220,6 +220,55 @@ def test_fields_of_records_are_taken_over(tmp_path: Path) -> None:
     assert manifest["sources"][0]["text"] == "{body}" and "source" not in manifest
 
 
+def sources_of(folder: Path, data_sets: str) -> list[dict[str, Any]]:
+    text = f"base_model: m\ndatasets: [{data_sets}]"
+    sources: list[dict[str, Any]] = translate_text(folder, text).manifest["sources"]
+    return sources
+
+
+def test_own_prompts_of_axolotl_are_filled_from_the_fields_they_name(tmp_path: Path) -> None:
+    names = "field_instruction: ask, field_input: about, field_output: say, system_prompt: s"
+    for form in ("{instruction} on {input}.", "{field_instruction} on {field_input}."):
+        text = f"datasets: [{{path: a/b, type: {{{names}, format: '{form}'}}}}]"
+        result = translate_text(tmp_path, f"base_model: m\n{text}")
+        [source] = result.manifest["sources"]
+        fill = compile_template(source["prompt"])
+        assert fill({"ask": "x", "about": "y"}) == "x on y." and fill({"ask": "x"}) == "x on ."
+        assert source["completion"] == "{say}"
+        assert "Left out of a data set's type: system_prompt." in result.notes
+        assert any("remove marks such as [INST]" in note for note in result.notes)
+    [source] = sources_of(tmp_path, "{path: a/b, type: {field_output: say}}")
+    assert source == {
+        "name": "b", "kind": "hub", "id": "a/b",
+        "prompt": "{instruction}\n{input?}", "completion": "{say}",
+    }  # fmt: skip
+
+
+def test_data_files_are_read(tmp_path: Path) -> None:
+    local = "{path: json, data_files: {train: [d/a.jsonl, d/b.jsonl], test: t.jsonl}, type: alpaca}"
+    found = sources_of(tmp_path, f"{local}, {{path: csv, data_files: '*.csv', type: alpaca}}")
+    assert [(one["name"], one["kind"], one["path"]) for one in found] == [
+        ("a", "local", "d/a.jsonl"), ("b", "local", "d/b.jsonl"), ("data", "local", "*.csv"),
+    ]  # fmt: skip
+    [source] = sources_of(tmp_path, "{path: a/b, data_files: [x.jsonl], type: alpaca}")
+    assert (source["id"], source["options"]) == ("a/b", {"data_files": ["x.jsonl"]})
+    text = "trl sft --model_name m --dataset_name json --data_files /d/x.jsonl"
+    [source] = translate_text(tmp_path, text, "x.sh").manifest["sources"]
+    assert (source["kind"], source["path"]) == ("local", "/d/x.jsonl")
+
+
+def test_variables_have_the_values_of_their_script_or_a_reason(tmp_path: Path) -> None:
+    text = "MODEL=a/b\ntrl sft --model_name $MODEL --output_dir ${OUT}/x --dataset_name $DATA"
+    result = translate_text(tmp_path, text, "x.sh")
+    assert result.manifest["model"] == "a/b" and not result.unknown
+    assert result.explained["output_dir"] == "results go to results/{expert}/"
+    assert result.explained["dataset_name"] == "$DATA is set elsewhere; write its value"
+    assert [one["path"] for one in result.manifest["sources"]] == ["data/train.jsonl"]
+    why = r"x\.yaml: names no model; \$\{MODEL\} is set elsewhere; write its value"
+    with pytest.raises(ConfigError, match=why):
+        translate_text(tmp_path, "base_model: ${MODEL}")
+
+
 @pytest.fixture(scope="module")
 def translated() -> dict[str, Translation | str]:
     """Translate real configurations; those that train something else yield a line instead."""

@@ -8,7 +8,12 @@ from pathlib import Path
 from expertflow.config.read_yaml import Settings
 
 NAMES = ("dataset_name", "data_path", "dataset_path", "train_path")
+# As a data set's path: the format of its ``data_files``.
+FORMATS = ("json", "csv", "parquet", "arrow", "text")
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml", ".gz", ".zst")
 ALPACA = {"prompt": "{instruction}\n{input?}", "completion": "{output}"}
+# Axolotl's own prompts have these parts, each with a field_* key for another field.
+PARTS = ("instruction", "input", "output")
 _DRIVE = re.compile(r"([A-Za-z]):[\\/](.*)")
 
 
@@ -32,7 +37,8 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
     name = next((found[key] for key in NAMES if found.get(key)), None)
     if given is None and name is not None:
         config, split = found.get("dataset_config"), found.get("dataset_train_split")
-        given = [{"id": str(name), "config": config, "split": split}]
+        files = found.get("data_files")
+        given = [{"id": str(name), "config": config, "split": split, "data_files": files}]
     if isinstance(given, str):
         # LLaMA-Factory: names from its dataset_info.json, separated by commas.
         kind = "completion" if found.get("stage") == "pt" else "alpaca"
@@ -41,10 +47,11 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
         # A list of data sets; the user names them one by one.
         given = [{"path": str(Path(found["train_dataset"]).with_suffix(".jsonl"))}]
     counted: Counter[str] = Counter()
-    for one in given or [{"path": "data/train.jsonl"}]:
-        source = _source(one, found)
+    for one in (file for each in given or [{}] for file in _list_files(each)):
+        source = _source(one, found, notes)
         # owner/some.name -> some: names of sources go into paths.
-        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(source.get("id") or source["path"]).stem)
+        stem = Path(source.get("id") or source["path"]).stem
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "data"
         counted[stem] += 1
         if "[" in (split := str(one.get("split"))):
             notes.append(f"{split} of {stem}: everything is read; max_documents limits it.")
@@ -52,32 +59,64 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
     notes.append("Check each source: its fields, its license, and where its files are.")
 
 
-def _source(one: Settings, found: Settings) -> Settings:
+def _list_files(one: Settings) -> list[Settings]:
+    files, where = one.get("data_files"), one.get("id") or one.get("path")
+    if not files or where not in FORMATS:
+        return [one]
+    if isinstance(files, dict):
+        # By split.
+        files = files.get(_split_name(one)) or next(iter(files.values()))
+    files = [files] if isinstance(files, str) else files
+    return [{**one, "id": None, "path": file, "data_files": None} for file in files]
+
+
+def _split_name(one: Settings) -> str:
+    return str(one.get("split") or "train").partition("[")[0]
+
+
+def _source(one: Settings, found: Settings, notes: list[str]) -> Settings:
     where = str(one.get("id") or one.get("path") or "data/train.jsonl")
     path = linux_path(where)
-    is_file = path != where or Path(path).suffix in (".json", ".jsonl", ".csv", ".parquet", ".yaml")
+    is_file = path != where or path.startswith((".", "/", "~")) or Path(path).suffix in SUFFIXES
     source: Settings = {"kind": "local", "path": path} if is_file else {"kind": "hub", "id": path}
     if not is_file:
         source["config"] = one.get("config") or one.get("name")
-        split = str(one.get("split") or "train").partition("[")[0]
         # train is the default here, too, and null is left out below.
-        source["split"] = split if split != "train" else None
+        source["split"] = split if (split := _split_name(one)) != "train" else None
+        if one.get("data_files"):
+            source["options"] = {"data_files": one["data_files"]}
     # Keys with our default are left out, because people read the manifest.
     if (weight := one.get("weight")) not in (None, 1.0):
         source["weight"] = weight
     if found.get("max_samples"):
         source["max_documents"] = found["max_samples"]
     text = found.get("dataset_text_field")
-    kind = str(one.get("type") or ("completion" if text else "chat_template"))
-    default = "conversations" if kind.startswith("sharegpt") else "messages"
-    field = one.get("field_messages") or default
-    if (mapping := one.get("field_mapping")) or kind == "completion":
+    kind = one.get("type") or ("completion" if text else "chat_template")
+    if isinstance(kind, dict):
+        source |= _fill_prompts(kind, notes)
+    elif (mapping := one.get("field_mapping")) or kind == "completion":
         text = (mapping or {}).get("text") or one.get("field") or text or "text"
         source["text"] = f"{{{text}}}"
     elif kind.startswith("alpaca"):
         source |= ALPACA
     else:
         names = one.get("message_property_mappings") or {}
-        source |= {"messages": field, "role_key": one.get("message_field_role", names.get("role"))}
+        default = "conversations" if kind.startswith("sharegpt") else "messages"
+        source["messages"] = one.get("field_messages") or default
+        source["role_key"] = one.get("message_field_role", names.get("role"))
         source["content_key"] = one.get("message_field_content", names.get("content"))
     return {key: value for key, value in source.items() if value is not None}
+
+
+def _fill_prompts(given: Settings, notes: list[str]) -> Settings:
+    """Return prompt and completion for Axolotl's own prompts: a format, and a field per part."""
+    fields = {part: given.get(f"field_{part}") or part for part in PARTS}
+    fields["input"] += "?"
+    own = {"prompt": given.get("format") or ALPACA["prompt"], "completion": "{output}"}
+    if given.get("format"):
+        notes.append("The chat template surrounds a prompt: remove marks such as [INST] from it.")
+    left = sorted(given.keys() - {"format", *(f"field_{part}" for part in PARTS)})
+    if left:
+        notes.append(f"Left out of a data set's type: {', '.join(left)}.")
+    part = re.compile(r"\{(?:field_)?(instruction|input|output)\??\}")
+    return {key: part.sub(lambda m: f"{{{fields[m[1]]}}}", text) for key, text in own.items()}

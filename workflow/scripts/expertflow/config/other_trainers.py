@@ -15,6 +15,7 @@ from expertflow.config.other_sources import linux_path, list_sources
 from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import json_schema, list_settings, name_of
+from expertflow.core.strict_json import iter_values
 from expertflow.evaluate.records import HELD_OUT_LOSS
 from expertflow.plan.settings import ALL_LINEAR, LoraSpec, Tracker, TrainingSection, Whole
 
@@ -26,7 +27,7 @@ GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "har
 DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_name", "train_dataset",
             "dataset_config", "dataset_train_split", "dataset_test_split", "data_path",
             "dataset_path", "dataset_text_field", "train_path", "sequences_file",
-            "field_mapping")  # fmt: skip
+            "field_mapping", "data_files")  # fmt: skip
 METHODS = ("adapter", "finetuning_type", "use_peft", "use_lora", "load_in_4bit", "use_4bit",
            "quantization_bit", "adapter_type", "method", "lora_enabled", "peft_config.name",
            "quant_config.name", "type", "name")  # fmt: skip
@@ -43,14 +44,16 @@ LISTS = (
 )  # fmt: skip
 # A command with its flags instead of a settings file.
 FLAG_FILES = ("", ".sh", ".txt", ".args")
+# $MODEL or ${MODEL}: a shell's or an environment's variable.
+VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 COMMENT = "a comment"
 
 
 class Translation(NamedTuple):
-    """A manifest, what became of each key (its path here, or a reason), and unknown keys."""
+    """A manifest, the keys that became part of it, reasons against others, and unknown ones."""
 
     manifest: Settings
-    mapped: dict[str, str]
+    mapped: list[str]
     explained: dict[str, str]
     unknown: list[str]
     notes: list[str]
@@ -69,19 +72,26 @@ def translate(path: Path) -> Translation:
         raise ConfigError(f"{path}: contains no settings; use a trainer's YAML or JSON file")
     found = _flatten(settings)
     _refuse_other_methods(found, path)
-    result = Translation({}, {}, {}, [], [])
+    result = Translation({}, [], {}, [], [])
+    for key, value in found.items():
+        texts = (one for one in iter_values(value) if isinstance(one, str) and " " not in one)
+        if variable := next(filter(VARIABLE.search, texts), None):
+            result.explained[key] = _reason(key) or f"{variable} is set elsewhere; write its value"
+    found = {key: value for key, value in found.items() if key not in result.explained}
     manifest = result.manifest
     manifest["description"] = f"Translated from {path.name}."
     for key, value in found.items():
         if (why := _why_ignored(key, value, found)) is not None:
             result.explained[key] = why
         elif value is None:
-            result.mapped[key] = "not set"
+            result.mapped.append(key)
         else:
             _translate_key(key, value, result)
     if "model" not in manifest:
         names = [key for key, ours in read_table()["ours"].items() if ours == "model"]
-        raise ConfigError(f"{path}: names no model; add one of {', '.join(names)}")
+        set_elsewhere = (result.explained[key] for key in names if key in result.explained)
+        why = next(set_elsewhere, f"add one of {', '.join(names)}")
+        raise ConfigError(f"{path}: names no model; {why}")
     manifest["model"] = linux_path(manifest["model"])
     _set(manifest, f"{TRAINING}.{name_of(TrainingSection.method)}", _method(found))
     if "dora" in (found.get("adapter"), found.get("adapter_type")):
@@ -107,8 +117,13 @@ def read_flags(path: Path) -> Settings:
     method = words[words.index("trl") + 1] if "trl" in words[:-1] else "sft"
     if method.isalpha() and method != "sft":
         found["stage"] = method
+    # MODEL=Qwen/Qwen3-0.6B above, and --model_name $MODEL below it.
+    used = set(VARIABLE.findall(text))
+    pairs = (word.split("=", 1) for word in words if "=" in word)
+    own = {name: value for name, value in pairs if name in used}
+    words = [VARIABLE.sub(lambda found: own.get(found[1], found[0]), word) for word in words]
     waiting: str | None = None
-    for word in words:
+    for word in (word for word in words if word.partition("=")[0] not in own):
         name, has_value, value = word.removeprefix("--").partition("=")
         key = name.replace("-", "_")
         if word.startswith("--") or has_value:
@@ -213,7 +228,7 @@ def _why_ignored(key: str, value: Any, found: Settings) -> str | None:
 
 def _translate_key(key: str, value: Any, result: Translation) -> None:
     if key in DATASETS or key in METHODS:
-        result.mapped[key] = "sources" if key in DATASETS else f"{TRAINING}.method"
+        result.mapped.append(key)
         return
     target = _target(key)
     if target is None:
@@ -229,7 +244,7 @@ def _translate_key(key: str, value: Any, result: Translation) -> None:
     if isinstance(given, Unusable):
         result.explained[key] = given.why
         return
-    result.mapped[key] = target
+    result.mapped.append(key)
     if given is None:
         return
     _set(result.manifest, target, given)
