@@ -9,7 +9,6 @@ rules, and with the diagrams in Snakefile, README.md and docs/architecture.md.
 
 import re
 from collections.abc import Callable, Collection, Iterable
-from typing import Literal
 
 from msgspec import field
 
@@ -24,8 +23,7 @@ class Stage(Record, frozen=True):
     ``record`` is the JSON that later stages read first; ``reads`` lists the stages it reads.
     ``files`` are its other outputs; ``stays`` lists those that a bundle omits. ``asked`` names the
     setting or target that adds the stage, if it is optional. ``shards`` returns its jobs' names for
-    a source's number of document shards. ``side`` is its column in a diagram, above the row where
-    documents and tokens meet.
+    a source's number of document shards.
     """
 
     name: str
@@ -35,7 +33,6 @@ class Stage(Record, frozen=True):
     stays: tuple[str, ...] = ()
     asked: str = ""
     shards: Callable[[int], Iterable[str]] = shard_names
-    side: Literal["", "documents", "tokens"] = ""
     folder: str = "results/{expert}"
 
     @property
@@ -49,15 +46,14 @@ class Stage(Record, frozen=True):
 
 
 CHAIN = (
-    Stage("fetch_source", "sources/fetched/{source}.json", side="documents"),
+    Stage("fetch_source", "sources/fetched/{source}.json"),
     Stage(
         "generate_source",
         "sources/generated/{source}.json",
         files={"directory": "sources/generated/{source}/"},
         stays=("directory",),
-        side="documents",
     ),
-    Stage("find_datasets", "datasets.json", "fetch_source generate_source", side="documents"),
+    Stage("find_datasets", "datasets.json", "fetch_source generate_source"),
     Stage(
         "prepare_shard",
         "documents/{source}/{shard}.json",
@@ -67,14 +63,12 @@ CHAIN = (
             "rejected": "documents/{source}/{shard}.rejected.jsonl",
         },
         stays=("rejected",),
-        side="documents",
     ),
     Stage(
         "deduplicate_documents",
         "documents.json",
         "prepare_shard",
         files={"keep": "keep.arrow"},
-        side="documents",
     ),
     Stage(
         "prepare_tokenizer",
@@ -82,7 +76,6 @@ CHAIN = (
         # Documents only if a builtin tokenizer learns from them.
         "prepare_shard deduplicate_documents",
         files={"directory": "tokenizer/"},
-        side="tokens",
     ),
     Stage(
         "pretokenize_shard",
@@ -91,7 +84,6 @@ CHAIN = (
         files={"ids": "tokens/{source}/{shard}.ids", "index": "tokens/{source}/{shard}.arrow"},
         stays=("ids", "index"),
         shards=token_shards,
-        side="tokens",
     ),
     Stage(
         "pack_sequences",

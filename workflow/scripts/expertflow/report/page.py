@@ -4,7 +4,8 @@ Texts from data sets, models and manifests are untrusted: the templates escape a
 charts are trusted; they contain numbers and this package's own texts.
 """
 
-from typing import NamedTuple
+from itertools import groupby
+from operator import attrgetter
 
 from expertflow.chain import STAGES
 from expertflow.report import learned
@@ -19,7 +20,6 @@ from expertflow.report.run_records import Time
 from expertflow.report.sheet import render
 
 N_EPOCHS = 8
-N_RECORDS = 3  # of one stage; report.json has all
 
 
 def render_page(report: Report, inputs: ReportInputs) -> str:
@@ -98,47 +98,10 @@ def _left_out(evaluation: Evaluation) -> list[tuple[str, str]]:
     ]
 
 
-class ChainBox(NamedTuple):
-    """A stage and its first records; ``n_more`` are not shown."""
-
-    stage: str
-    made: list[ChainLink]
-    n_more: int
-
-
-Boxes = tuple[ChainBox | None, ...]
-
-
-def chain_rows(chain: tuple[ChainLink, ...]) -> list[tuple[Boxes, str]]:
-    """Arrange records in rows of boxes, made from those above, and name the lines to these."""
-    # Keys are values of Stage.side; unpacked below in this order.
-    columns: dict[str, list[ChainBox]] = {"documents": [], "tokens": [], "": []}
-    # Sources are fetched or generated: one box.
-    groups = [("fetch_source", "generate_source"), *((name,) for name in list(STAGES)[2:])]
-    for names in groups:
-        if found := [item for item in chain if item.stage in names]:
-            label = ", ".join(dict.fromkeys(item.stage for item in found))
-            box = ChainBox(label, found[:N_RECORDS], max(0, len(found) - N_RECORDS))
-            columns[STAGES[names[0]].side].append(box)
-    left, right, trunk = columns.values()
-    height = max(len(left), len(right))
-    # Left a, b and right c -> rows (a, -), (b, c): both columns end at packing below.
-    sides = ([*[None] * (height - len(boxes)), *boxes] for boxes in (left, right))
-    placed = [*zip(*sides, strict=True), *((box,) for box in trunk)]
-    # Each row with the one above it; the last has none below.
-    above = [(), *placed]
-    return [(boxes, _link(a, boxes)) for a, boxes in zip(above, placed, strict=False)]
-
-
-def _link(above: Boxes, boxes: Boxes) -> str:
-    if not above or len(above) == len(boxes) == 1:
-        return "straight" if above else ""
-    if len(boxes) == 1:
-        return "join" if all(above) else "left" if above[0] else "right"
-    # Two columns below two: a line down each side that continues.
-    lines = [name for name, a, b in zip(("left", "right"), above, boxes, strict=True) if a and b]
-    right = STAGES[boxes[1].stage] if boxes[1] else None
-    # The right box reads the left one above, too: a line across.
-    if above[0] and right and above[0].stage in right.reads.split():
-        lines.append("elbow")
-    return " ".join(lines)
+def chain_rows(chain: tuple[ChainLink, ...]) -> list[tuple[str, list[str], list[ChainLink]]]:
+    """Return each stage with the stages that it read and with its records."""
+    names = {made.stage for made in chain}
+    return [
+        (stage, [name for name in STAGES[stage].reads.split() if name in names], list(made))
+        for stage, made in groupby(chain, attrgetter("stage"))
+    ]
