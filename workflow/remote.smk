@@ -25,6 +25,7 @@ SCRIPTS = CODE.absolute() / "workflow" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 from expertflow.config import guard
+from expertflow.core.attempts import will_fail_again
 from expertflow.rental.guard.options import guard_command
 
 guard.set_environment(SCRIPTS, main=workflow.is_main_process)
@@ -33,6 +34,9 @@ OPTIONS = config.get("guard", "")
 ALLOWED = [key for key in ("allow_own_code", "allow_judge") if config.get(key)]
 ALLOW = " ".join(f"--{key.replace('_', '-')}" for key in ALLOWED)
 guard.one_line(guard_command)(OPTIONS, "any")
+# The scripts of a job record errors that retries would hit again; retries then end at once.
+ATTEMPT = "EXPERTFLOW_ATTEMPT={resources.attempt}"
+RECORDED = f'{ATTEMPT} EXPERTFLOW_START=$start EXPERTFLOW_LOG="$PWD"/{{log:q}}'
 
 
 wildcard_constraints:
@@ -54,16 +58,22 @@ rule train_bundle:
     resources:
         gpu=int(config.get("gpu", 1)),
         attempt=lambda wildcards, attempt: attempt,
+        repeats=lambda wildcards, attempt: int(
+            attempt > 1 and will_fail_again(f"results/{wildcards.expert}/logs/train_bundle.log")
+        ),
         # Resources, not params: a different value does not make a finished outcome again.
         place=lambda wildcards: f"{config.get('place', 'remote')}/{wildcards.expert}",
         guard=lambda wildcards: guard_command(OPTIONS, wildcards.expert),
     shell:
-        '{{ python "$EXPERTFLOW/open_bundle.py" {input:q} --directory {resources.place:q} --replace'
+        "[ {resources.repeats} = 0 ] || exec 2> /dev/null; start=$(date +%s.%N); failed=; "
+        f'{{{{ {RECORDED} python "$EXPERTFLOW/open_bundle.py"'
+        " {input:q} --directory {resources.place:q} --replace"
         f" {ALLOW}"
-        " && (cd {resources.place:q} && env -u SNAKEMAKE_PROFILE"
-        " EXPERTFLOW_ATTEMPT={resources.attempt} {resources.guard}"
+        f" && {{{{ (cd {{resources.place:q}} && env -u SNAKEMAKE_PROFILE {ATTEMPT}"
+        " {resources.guard}"
         " snakemake results/{wildcards.expert:q}/report.json"
         ' -s "$EXPERTFLOW/../../Snakefile" --workflow-profile "$EXPERTFLOW/../../profiles/default"'
-        " --cores {threads} --resources gpu={resources.gpu})"
-        ' && python "$EXPERTFLOW/make_outcome.py" {wildcards.expert:q}'
-        " --directory {resources.place:q} --output {output:q}; }} 2> >(tee -i {log:q} >&2)"
+        " --cores {threads} --resources gpu={resources.gpu}) || failed=--failed; }}"
+        f' && {RECORDED} python "$EXPERTFLOW/make_outcome.py"'
+        " {wildcards.expert:q} --directory {resources.place:q} --output {output:q} $failed; }}"
+        " 2> >(tee -i {log:q} >&2)"

@@ -261,6 +261,28 @@ def test_a_demo_opens_from_its_bundle(tmp_path: Path) -> None:
     assert sha256_file(box.root / lock) == before
 
 
+@pytest.mark.parametrize("is_readable", [False, True])
+def test_what_would_fail_again_is_tried_once(
+    cheap: Workspace, tmp_path: Path, is_readable: bool
+) -> None:
+    space = cheap.copy(tmp_path / "space")
+    if is_readable:
+        main = "def main() -> None:\n"
+        space.edit(
+            "workflow/scripts/train_expert.py", main, f"{main}    raise SystemExit('error: no')\n"
+        )
+        make_bundle(space)
+    else:
+        (space.root / BUNDLE).write_text("no tar")
+    for _ in range(2):
+        done = space.snakemake("-s", "workflow/remote.smk", "results/tiny/outcome.tar")
+        assert done.returncode == 1
+        logged = (space.root / "results/tiny/logs/train_bundle.log").read_text().splitlines()
+        told = done.stdout + done.stderr
+        assert told.count("failed  train_bundle") == 1 and "restart job" not in told
+        assert told.splitlines().count(logged[-1]) == 1 + is_readable, told
+
+
 # The server on loopback accepts these from anyone.
 SECRET = "not-a-secret-of-anybody"
 BUCKET = "expertflow-test"

@@ -30,7 +30,7 @@ def test_only_the_submitting_snakemake_retries(tmp_path: Path, mode: str, n_retr
     bundle = space.root / "results" / "tiny" / "bundle.tar"
     bundle.parent.mkdir(parents=True)
     bundle.write_text("no tar")
-    snakefile = ("-s", "workflow/remote.smk", "--mode", mode)
+    snakefile = ("-s", "workflow/remote.smk", "--mode", mode, "--logger-expertflow-snakemake")
     done = space.snakemake(*snakefile, "--config", "retries=1", "--", "results/tiny/outcome.tar")
     assert done.returncode == 1
     output = done.stdout + done.stderr

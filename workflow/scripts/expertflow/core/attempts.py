@@ -73,6 +73,17 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
     return attempts
 
 
+def will_fail_again(log_path: str) -> bool:
+    return any(attempt.error for attempt in _read(attempts_path(Path(log_path)))[-1:])
+
+
+def find_final_error(logs: Path) -> str | None:
+    """Return the error that a job hit since this attempt began and would hit again, if any."""
+    start_s = float(_environment.get(START, 0))
+    last = [attempt for path in logs.rglob(f"*.{ATTEMPTS}") for attempt in _read(path)[-1:]]
+    return next((one.error for one in last if one.error and one.start_s >= start_s), None)
+
+
 @contextmanager
 def record_attempt() -> Iterator[None]:
     """Record the block as an attempt of the job that the environment names, if any.
