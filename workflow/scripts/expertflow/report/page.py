@@ -4,9 +4,6 @@ Texts from data sets, models and manifests are untrusted: the templates escape a
 charts are trusted; they contain numbers and this package's own texts.
 """
 
-from itertools import groupby
-from operator import attrgetter
-
 from expertflow.chain import STAGES
 from expertflow.report import learned
 from expertflow.report.ablation_page import show_comparison
@@ -100,8 +97,9 @@ def _left_out(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 def chain_rows(chain: tuple[ChainLink, ...]) -> list[tuple[str, list[str], list[ChainLink]]]:
     """Return each stage with the stages that it read and with its records."""
-    names = {made.stage for made in chain}
+    made = {name: [link for link in chain if link.stage == name] for name in STAGES}
     return [
-        (stage, [name for name in STAGES[stage].reads.split() if name in names], list(made))
-        for stage, made in groupby(chain, attrgetter("stage"))
+        (name, [read for read in STAGES[name].reads.split() if made[read]], links)
+        for name, links in made.items()
+        if links
     ]
