@@ -12,15 +12,13 @@ log = logging.getLogger(__name__)
 _activities: list[Callable[[], str]] = []
 
 
-class ProgressPrinter:
-    """Counts units of work of a known total, and logs a line every ten seconds."""
+class ProgressCounter:
+    """Counts units of work of a known total."""
 
-    def __init__(self, what: str, *, total: int, unit: str, every_s: float = EVERY_S) -> None:
+    def __init__(self, what: str, *, total: int, unit: str) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.n_done = 0
         self.started_s = time.perf_counter()
-        self._every_s = every_s
-        self._logged_s = self.started_s
 
     @property
     def elapsed_s(self) -> float:
@@ -28,16 +26,14 @@ class ProgressPrinter:
 
     def add(self, n: int) -> None:
         self.n_done += n
-        if time.perf_counter() - self._logged_s < self._every_s:
-            return
-        self._logged_s = time.perf_counter()
+
+    def describe(self) -> str:
+        share = f"{100 * self.n_done / max(1, self.total):.0f}%"
+        text = f"{self.what}: {self.n_done:,} of {self.total:,} {self.unit} ({share})"
+        if not self.n_done:
+            return text
         rate = self.n_done / self.elapsed_s
-        left_s = max(0, self.total - self.n_done) / rate if rate else 0.0
-        log.info(
-            "%s: %s of %s %s (%.0f%%), %s/s, about %.0f s left",
-            self.what, f"{self.n_done:,}", f"{self.total:,}", self.unit,
-            100 * self.n_done / max(1, self.total), f"{rate:,.3g}", left_s,
-        )  # fmt: skip
+        return f"{text}, {rate:,.3g}/s, about {(self.total - self.n_done) / rate:.0f} s left"
 
 
 @contextmanager

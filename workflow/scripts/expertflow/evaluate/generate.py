@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from expertflow.core.errors import EvaluationError
-from expertflow.core.progress import ProgressPrinter
+from expertflow.core.progress import ProgressCounter, show_activity
 from expertflow.core.records import Record
 from expertflow.data.records import Layout
 from expertflow.evaluate.answer_text import cut_at, without_thoughts
@@ -96,8 +96,12 @@ def generate_answers(
         found[i] = Answer("", 0, ended=False, not_asked=why)
     # Prompts of similar length share a batch, to reduce padding.
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
-    progress = ProgressPrinter("answering", total=len(waiting), unit="questions")
-    with torch.inference_mode(), generation_mode(lm, ends=ends, pad_id=codec.pad_id):
+    progress = ProgressCounter("answering", total=len(waiting), unit="questions")
+    with (
+        torch.inference_mode(),
+        generation_mode(lm, ends=ends, pad_id=codec.pad_id),
+        show_activity(progress.describe),
+    ):
         while waiting:
             # A finished row keeps running alongside the others, and needs positions.
             most = n_positions - rooms[waiting[0]]

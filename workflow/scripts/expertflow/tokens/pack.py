@@ -12,7 +12,7 @@ from expertflow.core.disk import check_space
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file
 from expertflow.core.format import percent
-from expertflow.core.progress import ProgressPrinter
+from expertflow.core.progress import ProgressCounter, show_activity
 from expertflow.tokens import load_splits, packing, records
 from expertflow.tokens.arrow import DOCUMENTS_FILE, IDS_DTYPE, ROWS_FILE, PackedRows, write_rows
 from expertflow.tokens.engine import CHOSEN
@@ -127,7 +127,7 @@ def _pack_split(
     # Packing emits rows longest first; shuffle to avoid a curriculum.
     rows = rows.take(np.random.default_rng(spec.seed).permutation(len(rows)))
     check_space([(output, len(rows) * length * IDS_DTYPE.itemsize, f"{len(rows)} rows")])
-    progress = ProgressPrinter(f"{output}", total=len(rows), unit="rows packed")
+    progress = ProgressCounter(f"{output}", total=len(rows), unit="rows packed")
     n_supervised = n_targets = 0
 
     # Counted while writing, since only one batch is in memory.
@@ -141,7 +141,8 @@ def _pack_split(
             n_targets += int(packing.count_targets(batch.seq_lengths, batch.spans).sum())
             yield batch
 
-    write_rows(output, counted(), length=length)
+    with show_activity(progress.describe):
+        write_rows(output, counted(), length=length)
     # Without splits a piece is a document, and no file is needed to match pieces.
     if pieces.n_split:
         np.save(output / DOCUMENTS_FILE, pieces.document[rows.values])

@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 
 from expertflow.core.errors import DataError
 from expertflow.core.files import canonical_json, sha256_json
-from expertflow.core.progress import ProgressPrinter
+from expertflow.core.progress import ProgressCounter, show_activity
 from expertflow.core.records import read_record, to_json, write_record
 from expertflow.core.sidecars import check_inputs, write_sidecar
 from expertflow.data.documents import iter_batches
@@ -112,12 +112,13 @@ def _tokenize_shards(
     documents = [Path(shard.path) for shard in shards]
     parts = chain.from_iterable(map(iter_batches, documents))
     total, source = sum(shard.n_documents for shard in shards), shards[0].source
-    progress = ProgressPrinter(f"{source}/{name}", total=total, unit="documents tokenized")
+    progress = ProgressCounter(f"{source}/{name}", total=total, unit="documents tokenized")
     sample = [text for path in documents for text in _probe_texts(path, renderer, len(documents))]
     n_tokens = n_dropped = 0
     examples: list[str] = []
     samples: list[tuple[int, records.DecodedSample]] = []
     with (
+        show_activity(progress.describe),
         ThreadPoolExecutor(1) as pool,
         (folder / IDS).open("wb") as ids,
         pa.OSFile(str(folder / INDEX_FILE), "wb") as sink,
