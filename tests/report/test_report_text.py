@@ -69,6 +69,8 @@ def test_the_summary_has_what_matters() -> None:
     for part in ("Yes.", "18.5 %  (before 0.0 % · nearest 9.0 %)", "not measured: no price",
                  "45 min from first job to last, train_expert 45 min", "r/x"):  # fmt: skip
         assert part in text
+    bill = replace(CPU.report.bill, between_jobs_s=600.0)
+    assert ", 10 min between jobs" in _printed(replace(CPU.report, bill=bill))
     # Plain text without a terminal.
     lines = _printed(CPU.report, width=40).splitlines()
     assert len(lines) == 14 and "\x1b" not in "".join(lines)

@@ -91,7 +91,7 @@ def _machine_usd(inputs: ReportInputs, lines: Sequence[Interval]) -> tuple[Measu
     # The guard writes its ledger periodically, and its last session continues.
     sessions[-1] = replace(sessions[-1], end_s=max(sessions[-1].end_s, lines[-1][1]))
     usd = sum(_paid_s(session, lines) / 3600 * session.usd_per_hour for session in sessions)
-    return usd, "the guard's ledger, while this result's jobs ran and before the first one"
+    return usd, "the guard's ledger: while this result's jobs ran, and up to an hour before them"
 
 
 def _overlapping(session: PaidSession, lines: Sequence[Interval]) -> list[Interval]:

@@ -65,6 +65,8 @@ def _entire_run(report: Report) -> str:
     # Three show where the time went; the page has all.
     longest = sorted(bill.stages, key=lambda stage: -stage.wall_s)[:3]
     parts += [f"{stage.stage} {f.duration(stage.wall_s)}" for stage in longest]
+    if bill.between_jobs_s > bill.machine.wall_s / 10:
+        parts.append(f"{f.duration(bill.between_jobs_s)} between jobs")
     if lost_s := sum(lost.wall_s for lost in bill.lost):
         parts.append(f"{f.duration(lost_s)} lost in attempts that ended early")
     return ", ".join(parts)
