@@ -174,7 +174,10 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"training": {"parallel": "fsdp", "optim": "adamw_8bit"}}, "states of optim adamw_8bit"),
         ({"evaluation": {"task": "exact_match", "seed": -1}}, "'evaluation.seed' is -1"),
         ({"training": {"lora_alpha": 8}}, "'training.lora_alpha'; it is called 'lora.alpha' here"),
-        ({"training": {"deepspeed": "z.json"}}, "deepspeed'; training.parallel: fsdp shards the"),
+        (
+            {"training": {"deepspeed": "z.json"}},
+            "deepspeed'; training.parallel: fsdp shards layers",
+        ),
         (
             {"output_dir": "out"},
             "unknown key 'output_dir'; results go to results/{expert}/; remove",

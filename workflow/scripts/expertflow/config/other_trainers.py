@@ -62,6 +62,8 @@ class Translation(NamedTuple):
 @cache
 def read_table() -> Settings:
     table: Settings = read_yaml(Path(__file__).with_suffix(".yaml"))
+    for part in ("ours", "why"):
+        table[part] = {key: value for value, keys in table[part].items() for key in keys}
     return table
 
 
