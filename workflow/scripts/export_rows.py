@@ -4,7 +4,7 @@
     python workflow/scripts/export_rows.py --rows results/expert-sql/packed/train --output rows-sql
 
 Open it with ``datasets.load_from_disk``. Columns: input_ids, seq_lengths (lengths of a row's
-documents; padding counts as one) and labels (-100 where a token is not a target).
+documents) and labels (-100 where a token is not a target). Rows have no padding.
 """
 
 from pathlib import Path
@@ -22,10 +22,9 @@ def main() -> None:
     targets.add_argument(
         "--completion-mask", action="store_true", help="1 at targets, 0 elsewhere, instead of ids"
     )
-    parser.add_argument("--unpadded", action="store_true", help="omit the padding of rows")
     args = parser.parse_args()
     column: Targets = "completion_mask" if args.completion_mask else "labels"
-    done = export_rows(args.rows, args.output, targets=column, padded=not args.unpadded)
+    done = export_rows(args.rows, args.output, targets=column)
     print(
         f"{args.output}: {done.n_rows:,} rows, {done.n_tokens:,} tokens, "
         f"{done.n_target_tokens:,} of them targets"

@@ -1,7 +1,7 @@
-"""Export packed rows for other trainers, with labels or a mask stored.
+"""Export packed rows for other trainers: without padding, with labels or a mask stored.
 
 Made for TRL's ``SFTTrainer`` with ``padding_free=True``, which derives position ids from
-``seq_lengths`` and expects these to cover the row: padding is listed as one more document.
+``seq_lengths``.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from expertflow.core.errors import DataError
 from expertflow.core.records import Record
 from expertflow.tokens import arrow
 from expertflow.tokens.packing import IGNORE
-from expertflow.tokens.ragged import Ragged, offsets_of, run_indices
+from expertflow.tokens.ragged import offsets_of, run_indices
 
 Targets = Literal["labels", "completion_mask"]
 Mask = NDArray[np.bool_]
@@ -30,7 +30,7 @@ class ExportSummary(Record, frozen=True, kw_only=True):
     n_target_tokens: int
 
 
-def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -> ExportSummary:
+def export_rows(source: Path, output: Path, *, targets: Targets) -> ExportSummary:
     _check(source, output)
     rows = arrow.read_rows(source)
     counts = np.zeros(2, np.int64)
@@ -48,13 +48,19 @@ def export_rows(source: Path, output: Path, *, targets: Targets, padded: bool) -
             else:
                 # Arrow would turn a mask into booleans, but the schema has int8.
                 values_NL = target_NL.astype(np.int8)
-            yield _columns(ids_NL, values_NL, lengths, padded=padded)
+            used = lengths.sum_lists()
+            kept = run_indices(np.arange(len(chosen)) * rows.length, used)
+            ids, values = (
+                pa.ListArray.from_arrays(
+                    pa.array(offsets_of(used), pa.int32()), pa.array(flat_NL.reshape(-1)[kept])
+                )
+                for flat_NL in (ids_NL, values_NL)
+            )
+            yield [ids, arrow.arrow_lists(lengths), values]
 
-    # -1 is Arrow's size for variable-length lists.
-    size = rows.length if padded else -1
-    values = pa.list_(pa.int32() if targets == "labels" else pa.int8(), size)
-    ids, lengths = pa.list_(pa.int32(), size), pa.list_(pa.int32())
-    schema = pa.schema([("input_ids", ids), ("seq_lengths", lengths), (targets, values)])
+    integers = pa.list_(pa.int32())
+    values = integers if targets == "labels" else pa.list_(pa.int8())
+    schema = pa.schema([("input_ids", integers), ("seq_lengths", integers), (targets, values)])
     arrow.write_dataset(output, schema, batches())
     n_tokens, n_targets = counts.tolist()
     return ExportSummary(n_rows=len(rows), n_tokens=n_tokens, n_target_tokens=n_targets)
@@ -73,27 +79,6 @@ def target_mask(rows: arrow.PackedRows, chosen: NDArray[np.integer]) -> Mask:
     padding = offsets_of(length - lengths.sum_lists())[:-1]
     mask[offsets_of(lengths.values)[:-1] + np.repeat(padding, lengths.lengths)] = False
     return mask.reshape(len(chosen), length)
-
-
-def _columns(
-    ids_NL: NDArray[np.int32], values_NL: NDArray[np.integer], lengths: Ragged, *, padded: bool
-) -> list[pa.Array]:
-    n_rows, length = ids_NL.shape
-    used = lengths.sum_lists()
-    ids, values = ids_NL.reshape(-1), values_NL.reshape(-1)
-    if padded:
-        lists = [pa.FixedSizeListArray.from_arrays(pa.array(v), length) for v in (ids, values)]
-        # A row's padding, if any, is its last document.
-        padding = length - used
-        at = np.flatnonzero(padding)
-        # Inserted after the row's documents: before the index where those of the next row start.
-        listed = np.insert(lengths.values, lengths.offsets[at + 1], padding[at])
-        lengths = Ragged(listed, offsets_of(lengths.lengths + (padding > 0)))
-    else:
-        kept = run_indices(np.arange(n_rows) * length, used)
-        offsets = pa.array(offsets_of(used), pa.int32())
-        lists = [pa.ListArray.from_arrays(offsets, pa.array(v[kept])) for v in (ids, values)]
-    return [lists[0], arrow.arrow_lists(lengths), lists[1]]
 
 
 def _check(source: Path, output: Path) -> None:
