@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support import SCRIPTS
 
-from expertflow.core import locks
+from expertflow.core import files, locks
 from expertflow.core.disk import MAKE_ROOM, DiskFullError, check_space, describe_os_error
 from expertflow.core.errors import DataError, HardwareError, TransientError
 from expertflow.core.files import (
@@ -41,6 +41,19 @@ def test_a_file_that_a_library_writes_for_its_owner_is_as_readable_as_others(
             os.close(os.open(weights, os.O_CREAT | os.O_WRONLY, 0o600))
     modes = {(tmp_path / p).stat().st_mode for p in ("neighbor", "file", "folder/weights")}
     assert len(modes) == 1
+
+
+def test_a_kill_leaves_no_half_of_a_folder_that_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, removed = tmp_path / "folder", list[Path]()
+    monkeypatch.setattr(files, "remove", removed.append)
+    for name in ("old", "new"):
+        with replacing(target) as partial:
+            partial.mkdir()
+            (partial / name).touch()
+    assert [path.name for path in target.iterdir()] == ["new"] and target not in removed
+    assert [path.name for path in (removed[-1] / ".old").iterdir()] == ["old"]
 
 
 WRITE = """

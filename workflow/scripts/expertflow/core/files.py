@@ -71,9 +71,10 @@ def replacing(path: Path) -> Iterator[Path]:
         _share(partial)
         # Content first, then the name: a power cut must not leave the name of an empty file.
         sync(partial)
-        # A rename replaces a file, but not a folder that has contents.
+        # A rename replaces a file, but not a folder that has contents. Moved aside, because a kill
+        # during a removal would leave half of it in place.
         if path.is_dir() and not path.is_symlink():
-            remove(path)
+            shutil.move(path, partial.with_name(".old"))
         partial.replace(path)
         sync_directory(path.parent)
 

@@ -121,9 +121,6 @@ def write_checkpoint(state: Path, snapshot: Snapshot, *, keep: int) -> Path:
             text = json.dumps(seal({**snapshot.progress, OURS: ours}))
             (partial / PROGRESS).write_text(text, encoding="utf-8")
             sync_directory(partial)
-            # A rename cannot replace a non-empty folder.
-            if target.exists():
-                files.hide_checkpoint(target)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise HardwareError(
