@@ -111,12 +111,6 @@ def test_other_jobs_are_expected_to_take_their_last_time(
     exported = job("export_model", log=[str(tmp_path / "export_model.log")])
     assert printed(capsys, ENDED, TRAINED, evaluated, exported)[-1] == unknown
     assert printed(capsys, ENDED, evaluated) == ["", "Nothing to train.", took]
-    # Another expert of the folder, or the rule with another input, should take the same time.
-    for path in (log.parents[2] / "b" / "logs" / log.name, log.with_name("evaluate_expert.x.log")):
-        other = job("evaluate_expert", path.parts[-3], log=[str(path)])
-        assert printed(capsys, ENDED, other)[-1] == took.replace(
-            "as last run here", "as run for other inputs"
-        )
     # Jobs that never ran are modeled.
     modeled = job("export_model", forecast="36 to 360 s", log=[str(tmp_path / "export_model.log")])
     lines = printed(capsys, ENDED, TRAINED, UNPRICED_B, evaluated, modeled)

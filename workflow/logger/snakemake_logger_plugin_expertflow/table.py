@@ -1,7 +1,7 @@
 """The table: per expert, what would run, the forecast of its training, and its basis.
 
-Below it, what the other jobs should take: each as long as its last success here. A job that never
-ran takes what its rule took for other inputs or experts in this folder, or else a modeled time.
+Below it, what the other jobs should take: each as long as its last success here, or else a modeled
+time.
 """
 
 import logging
@@ -9,8 +9,6 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import median
 from typing import TextIO
 
 from snakemake_logger_plugin_expertflow.jobs import ATTEMPTS, find_log, last_success_s
@@ -29,9 +27,7 @@ MADE_BY = {
 # The workflow's forecast for a job that it models, see forecast_jobs.py.
 SECONDS = re.compile(r"([\d.e+-]+) to ([\d.e+-]+) s")
 # What the time of another job is known from.
-BASES = LAST_RUN, OTHER_INPUTS, MODELED = (
-    "as last run here", "as run for other inputs", "as modeled",
-)  # fmt: skip
+BASES = LAST_RUN, MODELED = "as last run here", "as modeled"
 Line = tuple[str, ...]
 
 
@@ -60,8 +56,6 @@ class PendingJobs:
             self.forecasts[expert] = forecast
         elif log and (took_s := last_success_s(log.with_suffix(ATTEMPTS))) is not None:
             self.others.append((LAST_RUN, took_s, took_s))
-        elif log and (runs_s := _other_runs_s(rule, log)):
-            self.others.append((OTHER_INPUTS, median(runs_s), median(runs_s)))
         elif modeled := SECONDS.fullmatch(forecast):
             self.others.append((MODELED, float(modeled[1]), float(modeled[2])))
         else:
@@ -73,12 +67,6 @@ class PendingJobs:
             (expert, str(len(self.rules[expert])), *_parse(forecast, self.rules[expert]))
             for expert, forecast in sorted(self.forecasts.items())
         ]
-
-
-def _other_runs_s(rule: str, log: Path) -> list[float]:
-    results = log.parent.parent.parent  # results/a/logs/b.log
-    times = map(last_success_s, results.glob(f"*/logs/{rule}*{ATTEMPTS}"))
-    return [took_s for took_s in times if took_s is not None]
 
 
 def _parse(forecast: str, rules: list[str]) -> Line:
