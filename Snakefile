@@ -16,6 +16,8 @@
           |        /
     pack_sequences                     rows of one length, documents isolated
           |
+    check_references                   held-out answers that cannot be scored
+          |
     prepare_model                      base model, hashed
           |
     tune_expert *                      fastest settings here

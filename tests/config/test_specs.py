@@ -50,8 +50,8 @@ def told(rule: str, bundle: BundleSpec | None = None, **changes: Any) -> Any:
 RULES = (
     "fetch_source", "find_datasets", "prepare_shard", "deduplicate_documents", "prepare_tokenizer",
     "prepare_model", "pretokenize_shard", "pack_sequences", "plan_training", "calibrate_expert",
-    "stage_to_nvme", "generate_answers", "evaluate_expert", "export_model", "build_report",
-    "train_expert",
+    "stage_to_nvme", "check_references", "generate_answers", "evaluate_expert", "export_model",
+    "build_report", "train_expert",
 )  # fmt: skip
 SOURCE = base()["sources"][0]
 CHECK = {"field": "answer", "check": "length", "max_chars": 99}
@@ -93,7 +93,10 @@ def leaves(value: Any) -> list[str]:
         ({"training": {"batch_size": 3}}, "plan_training calibrate_expert"),
         ({"description": "x"}, "export_model build_report"),
         ({"acceptance": [PASSED]}, "build_report"),
-        ({"evaluation": {"task": "held_out_loss", "max_examples": 7}}, "generate_answers"),
+        (
+            {"evaluation": {"task": "held_out_loss", "max_examples": 7}},
+            "check_references generate_answers",
+        ),
         ({"evaluation": {"task": "held_out_loss", "baselines": False}}, "evaluate_expert"),
     ],
 )

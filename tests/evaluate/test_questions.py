@@ -3,10 +3,12 @@
 import re
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from made_up_documents import Letters, document, example, spec
+from made_up_documents import Letters, document, example, spec, write_documents
 from msgspec.structs import replace
 
 from expertflow.core.errors import EvaluationError
@@ -14,15 +16,17 @@ from expertflow.data.documents import Document
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout
 from expertflow.data.render import Renderer
+from expertflow.evaluate import questions
 from expertflow.evaluate.leakage import key_by_seed
 from expertflow.evaluate.questions import (
     EvalExample,
     Questions,
+    check_references,
     choose_questions,
     find_unusable,
     make_examples,
 )
-from expertflow.evaluate.records import Decoding, Example, Judgment
+from expertflow.evaluate.records import Decoding, Example, Judgment, ReferenceCheck
 from expertflow.evaluate.tasks.multiple_choice import MultipleChoice
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.tokenize import tokenize
@@ -203,3 +207,31 @@ def test_few_bad_references_are_tolerated_and_many_are_an_error() -> None:
         with pytest.raises(EvaluationError, match=message):
             choose(documents, scorer=task, max_examples=max_examples)
         assert n < 500 or task.n_starts < 20
+
+
+def test_references_are_checked_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer: Any = SimpleNamespace(path="", layout=LAYOUT)
+    monkeypatch.setattr(questions, "Engine", lambda _: Merging())
+
+    def checked(n_bad: int, **settings: Any) -> ReferenceCheck:
+        documents = [document(i, f"q{i}", "-" if i < n_bad else "#### 7") for i in range(20)]
+        shard, keep = write_documents(tmp_path, documents)
+        asked = spec(max_examples=20, **settings)
+        return check_references(
+            expert="e", spec=asked, shards=[shard], keep=keep, tokenizer=tokenizer
+        )
+
+    found = checked(3, task="final_answer")
+    assert (found.n_questions, len(found.unusable), found.unavailable_reason) == (17, 3, None)
+    (warning,) = caplog.messages
+    assert warning.startswith("3 of 20 held-out references cannot be judged and are not asked")
+    assert "correct the data" in warning and warning.endswith("or use the task exact_match")
+    with pytest.raises(EvaluationError, match=r"^10 of 10 references cannot be judged"):
+        checked(20, task="final_answer")
+    # Another machine may have what is missing here.
+    found = checked(0, task="typescript_tests")
+    assert (found.n_questions, found.unusable) == (0, ()) and found.unavailable_reason
+    assert "are not checked here" in caplog.messages[-1]
+    assert checked(20, task="held_out_loss").n_questions == 0

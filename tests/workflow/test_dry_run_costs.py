@@ -55,7 +55,7 @@ def test_a_dry_run_ends_with_hours_and_dollars(mine: Workspace) -> None:
     header, line = table(mine, "large", *code, "--config", "hardware=H100 SXM")
     assert header.split() == ["expert", "jobs", "hours", "dollars", "on", "basis"]
     name, n_jobs, _, to, hours, _, and_to, dollars, *_ = line.split()
-    assert (name, n_jobs, to, and_to) == ("large", "15", "to", "to")
+    assert (name, n_jobs, to, and_to) == ("large", "16", "to", "to")
     assert float(dollars) == pytest.approx(2.49 * float(hours), rel=0.1)
     basis = "estimate from bytes; $2.49/h of 2026-11-01; bound by memory bandwidth"
     assert line.endswith(f"  1 x H100 SXM  {basis}")

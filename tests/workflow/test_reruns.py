@@ -19,7 +19,7 @@ SCORE = {"generate_answers"} | JUDGE
 TRAIN = {"plan_training", "stage_to_nvme", "train_expert"} | SCORE
 PACK = {"pack_sequences"} | TRAIN
 MODEL = {"prepare_model"} | TRAIN
-TOKENS = {"prepare_tokenizer", "pretokenize_shard"} | PACK | MODEL
+TOKENS = {"prepare_tokenizer", "pretokenize_shard", "check_references"} | PACK | MODEL
 SELECT = {"deduplicate_documents"} | TOKENS
 DATA = {"prepare_shard"} | SELECT
 ALL = {"fetch_source", "find_datasets"} | DATA
@@ -76,6 +76,7 @@ TABLE: dict[str, tuple[Edit, set[str]]] = {
     "packing": (edit_packing, PACK),
     "report": (edited("report/build.py", "def ", NEW_CODE), REPORT),
     "learning rate": (changed("training.learning_rate", 2e-3), TRAIN),
+    "questions": (changed("evaluation.max_examples", 5), {"check_references"} | SCORE),
     "baselines": (changed("evaluation.baselines", False), JUDGE),
     "record": (lambda space: space.write_data(first="one plus one"), ALL),
     "question template": (changed("source.prompt", "{question}?"), DATA),

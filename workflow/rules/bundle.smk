@@ -8,7 +8,7 @@ Makes:  results/{expert}/bundle.tar            opened there with workflow/script
 rule make_bundle:
     input:
         **wf.files("(datasets) (documents) (keep) (tokenizer) (model) (packing) (plan)"),
-        **wf.files("(packed/) (tokenizer/) (base_model/)"),
+        **wf.files("(references) (packed/) (tokenizer/) (base_model/)"),
         **wf.shards(wf.document_shards, ".arrow", needed=True),
         **wf.artifacts,
         needs_lock=wf.lock,

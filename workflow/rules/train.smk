@@ -1,7 +1,8 @@
 """From packed rows to a scored, exported model.
 
 Needs:  results/{expert}/packing.json, model.json, documents for scoring
-Makes:  results/{expert}/plan.json             every setting resolved, with reasons and cost
+Makes:  results/{expert}/references.json       held-out answers that cannot be scored
+        results/{expert}/plan.json             every setting resolved, with reasons and cost
         results/{expert}/staging.json          where training reads from, and why
         results/{expert}/training.json         the run; model in checkpoint/, others in its steps/
         results/{expert}/profile/              kernels.json; a trace where steps were profiled
@@ -32,6 +33,28 @@ rule plan_training:
         **wf.params("plan_training", "expert"),
     shell:
         wf.command("plan_training")
+
+
+rule check_references:
+    input:
+        **wf.files("tokenizer (tokenizer/) keep"),
+        **wf.shards(wf.document_shards, ".arrow"),
+        **wf.artifacts,
+    output:
+        **wf.outputs("check_references"),
+    log:
+        wf.log("check_references"),
+    # Starts before training, so that a failure saves its cost. It is not an input of train_expert,
+    # so that other questions do not repeat one.
+    priority: 20
+    conda:
+        "../../envs/expertflow.yaml"
+    resources:
+        forecast=wf.forecast("check_references"),
+    params:
+        **wf.params("check_references", "expert"),
+    shell:
+        wf.command("check_references", "2> >(tee {log:q} >&2)")
 
 
 rule stage_to_nvme:
@@ -81,7 +104,7 @@ rule train_expert:
 rule generate_answers:
     input:
         **wf.files("plan packing model training staging keep"),
-        **wf.files("checkpoint/ rows=packed/ (base_model/)"),
+        **wf.files("checkpoint/ rows=packed/ (base_model/) (references)"),
         **wf.shards(wf.document_shards, ".arrow"),
         **wf.artifacts,
     output:

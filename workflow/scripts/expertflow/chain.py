@@ -92,6 +92,11 @@ CHAIN = (
         files={"directory": "packed/"},
     ),
     Stage(
+        "check_references",
+        "references.json",
+        "fetch_source generate_source prepare_shard deduplicate_documents prepare_tokenizer",
+    ),
+    Stage(
         "prepare_model",
         "model.json",
         "prepare_tokenizer",
@@ -111,7 +116,7 @@ CHAIN = (
         "make_bundle",
         "bundle.tar",
         "fetch_source generate_source find_datasets prepare_shard deduplicate_documents "
-        "prepare_tokenizer prepare_model pretokenize_shard pack_sequences "
+        "prepare_tokenizer prepare_model pretokenize_shard pack_sequences check_references "
         "calibrate_expert plan_training",
         asked="bundle.tar",
     ),
@@ -146,8 +151,8 @@ CHAIN = (
     Stage(
         "generate_answers",
         "generations.json",
-        "fetch_source generate_source prepare_shard deduplicate_documents prepare_model "
-        "pack_sequences plan_training stage_to_nvme train_expert",
+        "fetch_source generate_source prepare_shard deduplicate_documents check_references "
+        "prepare_model pack_sequences plan_training stage_to_nvme train_expert",
     ),
     Stage(
         "evaluate_expert",

@@ -67,9 +67,9 @@ class JobForecaster(Forecaster):
                 # It is learned from the documents.
                 return [START_S, (self.count_bytes(), LEARNING)]
             return [START_S, (self._count_missing(weights=False), DOWNLOADING)]
-        if rule == "evaluate_expert":
-            if specs.evaluate_expert(self.expert, wildcards).judge is not None:
-                raise Unknown
+        if rule == "evaluate_expert" and specs.evaluate_expert(self.expert, wildcards).judge:
+            raise Unknown
+        if rule in ("check_references", "evaluate_expert"):
             return [START_S, (self._count_questions(wildcards), SCORING)]
         n_weights = count_weights(self.current_facts())
         weights = 2.0 * n_weights, 4.0 * n_weights

@@ -198,6 +198,9 @@ def generate_answers(expert: ConfiguredExpert, _: Any) -> GenerationSpec:
     )
 
 
+check_references = generate_answers
+
+
 def evaluate_expert(expert: ConfiguredExpert, _: Any) -> EvaluationSpec:
     grouped = [source.name for source in expert.sources.values() if source.group is not None]
     return _fill(EvaluationSpec, expert.settings["evaluation"], grouped_sources=grouped)

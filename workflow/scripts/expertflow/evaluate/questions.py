@@ -20,9 +20,10 @@ from expertflow.data.shapes import last_answer
 from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.choose_checkpoint import n_to_report
 from expertflow.evaluate.leakage import key_by_seed
-from expertflow.evaluate.records import Example, GenerationSpec, Judgment
-from expertflow.evaluate.scoring import ScoringTask
+from expertflow.evaluate.records import Example, GenerationSpec, Judgment, ReferenceCheck
+from expertflow.evaluate.scoring import ScoringTask, make_task
 from expertflow.tokens.engine import Engine
+from expertflow.tokens.records import TokenizerRecord
 from expertflow.tokens.tokenize import tokenize
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,35 @@ class Questions(Record, frozen=True):
     reported: list[EvalExample]
     selection: list[EvalExample]
     unusable: list[str]
+
+
+def check_references(
+    *,
+    expert: str,
+    spec: GenerationSpec,
+    shards: list[ShardRecord],
+    keep: Path,
+    tokenizer: TokenizerRecord,
+) -> ReferenceCheck:
+    """Choose questions as ``generate_answers`` will, before training is paid for.
+
+    Raises EvaluationError as it would. That the task is unavailable here is only a warning, since
+    another machine may score it.
+    """
+    task, questions = make_task(spec), Questions([], [], [])
+    reason = None if task is None else task.unavailable_reason()
+    if reason is not None:
+        log.warning("%s: held-out references are not checked here: %s", expert, reason)
+    elif task is not None:
+        held_out = make_ids_unique(iter_kept(shards, keep, held_out=True))
+        engine, layout = Engine(Path(tokenizer.path)), tokenizer.layout
+        questions = choose_questions(held_out, spec, task, engine=engine, layout=layout)
+    return ReferenceCheck(
+        expert=expert,
+        n_questions=len(questions.reported) + len(questions.selection),
+        unusable=tuple(questions.unusable),
+        unavailable_reason=reason,
+    )
 
 
 def choose_questions(
@@ -118,7 +148,11 @@ def _choose_judgeable(
             f" {spec.task}; correct the setting or the data. The first: {reasons[0]}"
         )
     if reasons:
-        log.warning("%d references cannot be judged, the first: %s", n_bad, reasons[0])
+        log.warning(
+            "%d of %d held-out references cannot be judged and are not asked; correct the data, or"
+            " drop them with a source's checks. The first: %s",
+            *(n_bad, n_tried, reasons[0]),
+        )
     return kept, reasons
 
 
