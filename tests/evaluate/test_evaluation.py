@@ -198,9 +198,11 @@ def test_questions_of_a_group_are_drawn_together(tmp_path: Path) -> None:
     case = made(tmp_path, Shelf({"base": 2, "checkpoint": 8}), steps=(20,), n_groups=5)
     free, own = evaluate(case), evaluate(case, grouped_sources=("s",))
     assert [c.change for c in free.changes] == ["better", "better"]
-    # Groups of a source are known only for its own questions.
-    assert [c.change for c in own.changes] == ["no measurable change", "better"]
-    assert own.changes[1:] == free.changes[1:]
+    # Groups of a source are known only for its own questions and documents.
+    assert [c.change for c in own.changes] == ["no measurable change"] * 2
+    assert free.after.held_out_loss_ci95 is not None
+    assert own.after.held_out_loss_ci95 is own.after.perplexity_ci95 is None
+    assert own.unavailable["after.held_out_loss_ci95"].startswith("fewer than six")
     assert evaluate(case, grouped_sources=("other",)).changes == free.changes
 
 

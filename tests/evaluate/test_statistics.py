@@ -78,6 +78,17 @@ def test_groups_are_resampled_together(few_resamples: None) -> None:
     assert few.change == "no measurable change"
 
 
+def test_a_loss_counts_each_group_once(few_resamples: None) -> None:
+    rng = np.random.default_rng(0)
+    nats, counts = rng.exponential(9, 50), rng.integers(1, 9, 50)
+    one = statistics.mean_interval(nats, counts, seed=0)
+    groups = np.repeat(np.arange(50), 4).tolist()
+    assert one == statistics.mean_interval(nats, counts, seed=0, groups=range(50))
+    repeated = (np.repeat(each, 4) for each in (nats, counts))
+    assert statistics.mean_interval(*repeated, seed=0, groups=groups) == pytest.approx(one)
+    assert statistics.mean_interval(nats, counts, seed=0, groups=[i % 5 for i in range(50)]) is None
+
+
 def test_the_interval_of_fair_coins_is_binomial() -> None:
     """Of 20 tosses 0.6 % have at most 4 heads, and 2.1 % at most 5; 1.6 % are cut off."""
     sums, counts = [1] * 10 + [0] * 10, [1] * 20

@@ -97,14 +97,23 @@ def test_every_piece_is_complete_with_its_supervision(tmp_path: Path, n_copies: 
     assert sorted(pieces_of(read_rows(Path(record.train.path)))) == sorted(wanted * n_copies)
 
 
-def test_cut_documents_are_identified_by_their_pieces(tmp_path: Path) -> None:
-    folder = Path(pack(tmp_path).held_out.path)
-    held_out, pieces = documents()[::7], [ids for ids, _ in pieces_of(read_rows(folder))]
-    owners = np.load(folder / DOCUMENTS_FILE).tolist()
-    wanted = [(i, d[a : a + 64]) for i, d in enumerate(held_out) for a in range(0, len(d), 64)]
-    assert sorted(zip(owners, pieces, strict=True)) == sorted(wanted)
-    pack(tmp_path, sequence_length_tokens=128)
-    assert not (folder / DOCUMENTS_FILE).exists()
+@pytest.mark.parametrize("length", [64, 128])
+def test_held_out_documents_are_identified_by_their_pieces(tmp_path: Path, length: int) -> None:
+    record = pack(tmp_path, n_shards=7, n_copies=2, sequence_length_tokens=length)
+    assert owned_pieces(record) == [
+        (i, document[a : a + length])
+        for i, document in enumerate(documents()[::7])
+        for a in range(0, len(document), length)
+    ]
+    assert not (Path(record.train.path) / DOCUMENTS_FILE).exists()
+
+
+def owned_pieces(record: PackingRecord) -> list[tuple[int, list[int]]]:
+    folder = Path(record.held_out.path)
+    pieces = [ids for ids, _ in pieces_of(read_rows(folder))]
+    # The pieces of a document are in order if the sort is stable, longest first.
+    owned = zip(np.load(folder / DOCUMENTS_FILE).tolist(), pieces, strict=True)
+    return sorted(owned, key=lambda one: (one[0], -len(one[1])))
 
 
 @pytest.mark.parametrize("n_shards", [2, 7])
@@ -185,6 +194,20 @@ def test_only_kept_documents_count_as_dropped(tmp_path: Path) -> None:
         held_out = {"000": [i == 99 or i < 9 for i in range(n_kept)]}
         with pytest.raises(DataError, match=message):
             pack_shards(tmp_path, [shard], held_out, max_rejected_fraction=limit)
+
+
+def test_dropped_documents_keep_their_number(tmp_path: Path) -> None:
+    """Of four held-out documents the template cannot render the second."""
+    texts = [[i] * 4 for i in range(6)]
+    shard = token_shard(tmp_path, texts)
+    reasons = [None, "chat_template", None, None, None, None]
+    with pa.OSFile(shard.index_path, "wb") as sink, pa.ipc.new_stream(sink, INDEX) as writer:
+        lengths, spans = np.full(6, 4), Ragged.from_lists([[2, 4]] * 6)
+        writer.write_batch(index_batch(lengths, spans, [False] * 6, reasons))
+    shard = replace(shard, dropped_examples=("s/1",))
+    held_out = {"000": [True, True, False, False, True, True]}
+    record = pack_shards(tmp_path, [shard], held_out, max_rejected_fraction=0.5)
+    assert owned_pieces(record) == [(0, texts[0]), (2, texts[4]), (3, texts[5])]
 
 
 @pytest.mark.parametrize("n_shards", [1, 2])

@@ -213,7 +213,7 @@ class ModelEvaluator:
                 )
             of_pieces = self._inputs.rows / "held_out" / DOCUMENTS_FILE
             if of_pieces.is_file():
-                # Pieces of one document are not independent measurements.
+                # In the documents' order, as their groups; pieces of one are not independent.
                 document_P = np.load(of_pieces)
                 losses = DocumentLosses(
                     # Sum pieces [P] into documents [D].

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from math import exp
 from pathlib import Path
 
@@ -79,13 +79,13 @@ def evaluate_expert(inputs: EvalInputs) -> EvaluationRecord:
     expert, how = generations.expert, generations.spec
     split = read_split(expert, inputs.shards, inputs.keep, packing=inputs.packing, seed=how.seed)
     asked = _find_examples(split.held_out, generations.document_ids, layout)
-    # A question from any other source is its own group.
-    grouped = {
+    # A document from any other source is its own group.
+    groups = {
         one.document_id: one.group
-        for one in split.held_out
         if one.document_id.partition("/")[0] in inputs.spec.grouped_sources
+        else one.document_id
+        for one in split.held_out
     }
-    groups = [grouped.get(one.document_id, one.document_id) for one in asked]
     comparison = ModelComparison(inputs.spec, generations, asked, groups)
     memory, this = inputs.state / f"{expert}.jsonl", None
     if comparison.metric is not None and comparison.after:
@@ -141,7 +141,8 @@ class ModelComparison:
     """Compares two models on the same questions.
 
     ``task`` is null if nothing is scored; ``unavailable_reason`` says why, if it has a metric.
-    ``groups`` are those of the questions asked; ``unavailable`` maps missing parts to reasons.
+    ``groups`` maps all held-out documents, in order, to their groups; ``unavailable`` maps missing
+    parts to reasons.
     """
 
     def __init__(
@@ -149,14 +150,16 @@ class ModelComparison:
         spec: EvaluationSpec,
         generations: GenerationRecord,
         asked: list[Example],
-        groups: list[int | str],
+        groups: dict[str, int | str],
     ) -> None:
         how, reason = generations.spec, generations.unavailable_reason
         task = make_task(how)
         if task is not None and reason is None and (reason := task.unavailable_reason()):
             log.warning("%s: nothing is scored: %s", generations.expert, reason)
         self.spec, self.generations, self.seed = spec, generations, how.seed
-        self.asked, self.groups = asked, groups
+        self.asked, self.groups = asked, [groups[one.document_id] for one in asked]
+        # Losses end with the last document that has any.
+        self.groups_D = list(groups.values())[: len(generations.before.nats)]
         self.metric = None if task is None else task.metric
         self.task, self.unavailable_reason = task if reason is None else None, reason
         self.unavailable: dict[str, str] = {}
@@ -170,7 +173,7 @@ class ModelComparison:
     def describe_side(self, answers: ModelAnswers, judgments: list[Judgment]) -> EvaluationSide:
         nats_D, n_targets_D = np.array(answers.nats), np.array(answers.n_targets)
         loss = float(nats_D.sum() / n_targets_D.sum())
-        ci95 = mean_interval(nats_D, n_targets_D, self.seed)
+        ci95 = mean_interval(nats_D, n_targets_D, self.seed, self.groups_D)
         empty = self.unavailable_reason or NO_EXAMPLES
         return fill_record(
             EvaluationSide,
@@ -201,6 +204,7 @@ class ModelComparison:
             before_D[has_loss] / n_D[has_loss],
             after_D[has_loss] / n_D[has_loss],
             weights=n_D[has_loss],
+            groups=list(compress(self.groups_D, has_loss)),
             higher_is_better=False,
             seed=self.seed,
         )
@@ -292,7 +296,7 @@ class ModelComparison:
                 found.update({f"{name}.{field}": why for field in fields})
 
         if side.held_out_loss_ci95 is None:
-            why = f"{side.n_documents} held-out documents are too few for an interval"
+            why = "fewer than six held-out documents, or groups of them, give no interval"
             both(why, "held_out_loss_ci95", "perplexity_ci95")
         if side.score is None:
             both(f"task {record.task} has no metric beyond the held-out loss", "score")

@@ -129,8 +129,8 @@ class TaskScore(Record, frozen=True, kw_only=True):
 class EvaluationSide(Record, frozen=True, kw_only=True):
     """One model, before or after training.
 
-    Intervals of loss (nats per target) and perplexity are 95 % bootstrap intervals over documents,
-    null for fewer than six.
+    Intervals of loss (nats per target) and perplexity are 95 % bootstrap intervals over documents
+    or their groups, null for fewer than six.
     """
 
     held_out_loss: float

@@ -65,9 +65,16 @@ def _sum_by_group(values_N: Floats, groups: Sequence[Hashable]) -> Floats:
     return np.bincount(at, values_N).astype(np.float64)
 
 
-def mean_interval(sums: ArrayLike, counts: ArrayLike, seed: int) -> tuple[float, float] | None:
-    """Return the 95 % bootstrap interval of sum over count, by documents; null below six."""
+def mean_interval(
+    sums: ArrayLike, counts: ArrayLike, seed: int, groups: Sequence[Hashable] | None = None
+) -> tuple[float, float] | None:
+    """Return the 95 % bootstrap interval of sum over count, by documents or ``groups`` of them.
+
+    It is null below six.
+    """
     sums_N, counts_N = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+    if groups is not None:
+        sums_N, counts_N = (_sum_by_group(each, groups) for each in (sums_N, counts_N))
     is_counted = counts_N > 0
     if is_counted.sum() < MIN_DIFFERING:
         return None

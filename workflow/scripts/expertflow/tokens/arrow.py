@@ -31,7 +31,7 @@ INDEX = pa.schema(
     ]
 )
 ROWS_FILE = "data-00000-of-00001.arrow"
-# The document of each piece, in the order of the rows, where documents were cut.
+# The number of each piece's held-out document, in the order of the rows.
 DOCUMENTS_FILE = "documents.npy"
 # Padding is never a target and in no document, so any valid id works.
 PAD_ID = 0

@@ -44,8 +44,11 @@ class SplitDocuments(Record, frozen=True, kw_only=True):
 
 
 class Splits(Record, frozen=True, kw_only=True):
+    """``held_out_numbers`` are places among all held-out documents, dropped ones included."""
+
     train: SplitDocuments
     held_out: SplitDocuments
+    held_out_numbers: Ints
     n_special_text: int
     # By source, and whether they are held out.
     n_dropped: Counter[tuple[str, bool]]
@@ -61,7 +64,7 @@ def load_splits(
     none = np.empty(0, np.int64)
     # Per document: shard, offset, length and side of the split.
     columns = [(none.astype(np.uint16), none, none.astype(np.int32), none.astype(np.bool_))]
-    spans = [Ragged.from_lists()]
+    spans, has_tokens = [Ragged.from_lists()], [none.astype(np.bool_)]
     reasons: dict[str, Counter[str]] = {}
     samples: dict[str, list[DecodedSample]] = {}
     n_kept, n_dropped, n_special_text = Counter[str](), Counter[tuple[str, bool]](), 0
@@ -81,11 +84,11 @@ def load_splits(
         n_dropped.update((shard.source, side) for side in rows.held_out[~there].tolist())
         taken = np.repeat(rows.rows[there], rows.n_copies[there])
         held_out = np.repeat(rows.held_out[there], rows.n_copies[there])
+        has_tokens.append(there[rows.held_out])
         shard_of = np.full(len(taken), number, np.uint16)
         columns.append((shard_of, offsets[taken], lengths[taken], held_out))
         spans.append(from_arrow_lists(index["spans"]).take(taken))
-        trained = rows.rows[~rows.held_out]
-        own = [sample for row, sample in shard.samples if (trained == row).any()]
+        own = [s for row, s in shard.samples if row in rows.rows[~rows.held_out]]
         samples.setdefault(shard.source, []).extend(own)
     for source, counts in reasons.items():
         own_shards = [shard for shard in shards if shard.source == source]
@@ -107,6 +110,7 @@ def load_splits(
     return Splits(
         train=train,
         held_out=evaluated,
+        held_out_numbers=np.flatnonzero(np.concatenate(has_tokens)),
         n_special_text=n_special_text,
         n_dropped=n_dropped,
         n_dropped_by_reason=sum(reasons.values(), Counter()),
