@@ -107,6 +107,20 @@ def test_saved_truncation_and_padding_are_ignored(tmp_path: Path, wanted: Any) -
     assert Engine(tmp_path).encode_with_special_tokens("a text " * 9) == ids
 
 
+@pytest.mark.parametrize("wanted", ["auto", "tokenizers"])
+def test_dropout_is_turned_off(
+    tmp_path: Path, wanted: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = train_tokenizer(["a longer text"] * 3, vocab_size=300)
+    ids = tokenizer.encode("a longer text " * 9).ids
+    model: Any = tokenizer.model
+    model.dropout = 0.9
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    engine = choose_engine(tmp_path, wanted=wanted, sample=[])
+    assert engine.encode_flat(["a longer text " * 9] * 9).tolist() == [ids] * 9
+    assert "tokenizer.json: its dropout of 0.9 is not used here" in caplog.text
+
+
 def test_a_tokenizer_that_fastokens_cannot_load_is_left_to_tokenizers(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models
 

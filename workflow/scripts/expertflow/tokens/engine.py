@@ -5,6 +5,7 @@ first texts with both; a single different id falls back to ``tokenizers``.
 """
 
 import json
+import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -18,10 +19,12 @@ from expertflow.core.errors import DataError, single_line
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.records import TOKENIZER_FILES, EngineChoice
 
+log = logging.getLogger(__name__)
 TOKENIZER_FILE = TOKENIZER_FILES[0]
 CHOSEN = "set in the manifest"
-# As transformers stores them if the last call before saving used them.
-_LIMITS = re.compile(r'"(truncation|padding)"\s*:\s*\{')
+# As transformers stores them if the last call before saving used them; a dropout has a fraction,
+# unlike the id of a token of that name.
+_REMOVED = re.compile(r'"(truncation|padding)"\s*:\s*\{|"dropout"\s*:\s*\d+[.e]')
 
 
 class Engine:
@@ -101,15 +104,15 @@ class FastEngine(Engine):
 
 
 def _read_settings(directory: Path) -> str:
-    """Read a tokenizer's JSON, without length limits or the space prepended to a first word.
+    """Read a tokenizer's JSON, without limits, dropout or the space prepended to a first word.
 
-    A limit would truncate or pad every text. Models with that space have documents that start with
-    a special token, so none of their texts comes first.
+    A limit would truncate or pad every text, and dropout merges tokens at random. Models with that
+    space have documents that start with a special token, so none of their texts comes first.
     """
     settings = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
     has_space = '"prepend_scheme"' in settings and '"first"' in settings
     # Parsing a large vocabulary is slow.
-    if not has_space and not _LIMITS.search(settings):
+    if not has_space and not _REMOVED.search(settings):
         return settings
 
     def without_blank(value: Any) -> Any:
@@ -120,6 +123,8 @@ def _read_settings(directory: Path) -> str:
         return [without_blank(item) for item in value] if isinstance(value, list) else value
 
     state = json.loads(settings) | {"truncation": None, "padding": None}
+    if dropout := state["model"].pop("dropout", None):
+        log.warning("%s: its dropout of %g is not used here", directory / TOKENIZER_FILE, dropout)
     state["pre_tokenizer"] = without_blank(state["pre_tokenizer"])
     return json.dumps(state, ensure_ascii=False)
 
