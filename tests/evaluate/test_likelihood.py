@@ -186,3 +186,24 @@ def test_documents_have_the_loss_they_have_alone(packed_model: Qwen3ForCausalLM)
     )
     assert found.n_targets_D.sum() == n_targets
     assert found.nats_D.sum() == pytest.approx(mean * n_targets, rel=1e-6)
+
+
+@torch.no_grad()
+def test_the_held_out_loss_skips_micro_batches_without_targets() -> None:
+    loss, n_run = PackedLoss(tiny_qwen3()).eval(), 0
+    ids = np.random.default_rng(0).integers(2, VOCAB, (5, 32)).astype(np.int32)
+
+    def measure(rows: PackedRows) -> tuple[float, int]:
+        nonlocal n_run
+        n_run = 0
+
+        def count() -> None:
+            nonlocal n_run
+            n_run += 1
+
+        return compute_held_out_loss(loss, rows, micro_batch_size=1, before_batch=count)
+
+    # A question over three rows, learned in the last only.
+    long = PackedRows.from_lists(ids, [[32]] * 5, [[3, 9], [], [], [4, 30], []])
+    expected = measure(PackedRows.from_lists(ids[[0, 3]], [[32]] * 2, [[3, 9], [4, 30]]))
+    assert (measure(long), n_run) == (expected, 2)

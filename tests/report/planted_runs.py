@@ -270,6 +270,8 @@ RUNS = (
     Planted("duplicates", lost(2_500, near_duplicate=2_500), "data-left-out", "62 %"),
     Planted("long documents cut", {"packing": {"overflow": "truncate", "train": CUT}},
             "tokens-cut", "overflow: split"),
+    Planted("pieces with nothing to learn", {"packing": {"train": CUT}},
+            "tokens-cut", "raise max_seq_length, up to"),
     Planted("padding of rows that are not packed", {"packing": UNPACKED,
             "training": {"n_padding_tokens": 60_000_000}}, "padding", "packing: bfd"),
     Planted("documents of most of a row", sized(3_200, 1, 3_300, fill=0.62),

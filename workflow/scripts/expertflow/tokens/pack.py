@@ -128,7 +128,7 @@ def _pack_split(
     output: Path,
     numbers: Ints | None = None,
 ) -> records.PackedSplit:
-    pieces, rows = plan_rows(documents.length, spec, length)
+    pieces, rows = plan_rows(documents, spec, length, is_trained=numbers is None)
     # Packing emits rows longest first; shuffle to avoid a curriculum.
     rows = rows.take(np.random.default_rng(spec.seed).permutation(len(rows)))
     check_space([(output, len(rows) * length * IDS_DTYPE.itemsize, f"{len(rows)} rows")])
@@ -172,11 +172,18 @@ def _pack_split(
 
 
 def plan_rows(
-    lengths: NDArray[np.int32], spec: records.PackingSpec, length: int
+    documents: load_splits.SplitDocuments,
+    spec: records.PackingSpec,
+    length: int,
+    *,
+    is_trained: bool,
 ) -> tuple[packing.Pieces, Ragged]:
+    lengths = documents.length
     if spec.packing == "concat":
         return packing.concat_pieces(lengths, row_length=length)
     pieces = packing.cut_documents(lengths, row_length=length, overflow=spec.overflow)
+    if is_trained:
+        pieces = packing.drop_untrained(pieces, documents.spans)
     if spec.packing == "bfd":
         return pieces, packing.best_fit_decreasing(pieces.length, row_length=length)
     n = len(pieces.length)

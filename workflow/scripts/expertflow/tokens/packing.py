@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
@@ -72,6 +73,28 @@ def cut_documents(lengths: NDArray[np.integer], *, row_length: int, overflow: st
     document = np.flatnonzero(kept).astype(np.int32)
     short = np.minimum(row_length, lengths[document])
     return Pieces(document, np.zeros(len(document), np.int32), short, **lost)
+
+
+def drop_untrained(pieces: Pieces, spans: Ragged) -> Pieces:
+    """Drop pieces without targets, given each document's supervised ``spans``.
+
+    A row of them, such as the start of a long question, costs a training step and teaches nothing.
+    """
+    spans_of_pieces = clip_spans(
+        spans.take(pieces.document),
+        pieces.start.astype(np.int64),
+        pieces.length.astype(np.int64),
+        np.zeros(len(pieces.length), np.int64),
+    )
+    alone = Ragged(pieces.length, np.arange(len(pieces.length) + 1))
+    trained = count_targets(alone, spans_of_pieces) > 0
+    return replace(
+        pieces,
+        document=pieces.document[trained],
+        start=pieces.start[trained],
+        length=pieces.length[trained],
+        n_tokens_dropped=pieces.n_tokens_dropped + int(pieces.length[~trained].sum()),
+    )
 
 
 def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Ragged:

@@ -55,13 +55,17 @@ def find_left_out_records(report: Report) -> Findings:
 def find_cut_tokens(report: Report) -> Findings:
     data, share = report.data, report.data.truncated_fraction
     if share and share > CUT_LIMIT:
+        # Of split documents, only the pieces without targets are left out.
+        split = (
+            "" if data.overflow == "split" else "set overflow: split to train on all pieces, or "
+        )
         yield make_finding(
             "tokens-cut",
             evidence=f"{percent(share)} of the tokens were not trained on, because their documents"
             f" exceed a row of {data.seq_len:,} (overflow: {data.overflow})",
             threshold=f"at most {percent(CUT_LIMIT)}",
-            recommendation="set overflow: split to train on all pieces, or raise max_seq_length, up"
-            f" to {data.length_histogram.max:,} for the longest document",
+            recommendation=f"{split}raise max_seq_length, up to {data.length_histogram.max:,} for"
+            " the longest document",
         )
 
 

@@ -146,7 +146,9 @@ def compute_held_out_loss(
     # Longest first, so that rows cut to the longest of their batch share it with similar ones.
     n_rows = len(rows)
     chosen = np.argsort(-collator.n_tokens_N, kind="stable") if collator.cuts else np.arange(n_rows)
-    parts = list(micro_batch_rows(chosen, micro_batch_size))
+    # A micro-batch without targets, such as the start of a long question, would add exactly 0.
+    every = micro_batch_rows(chosen, micro_batch_size)
+    parts = [rows_B for rows_B in every if collator.n_targets_N[rows_B].any()]
     for index in range(0, len(parts), world_size):
         before_batch()
         mine = index + rank < len(parts)
