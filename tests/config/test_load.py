@@ -24,6 +24,16 @@ from expertflow.plan.settings import TrainingSection
     ("config", "told", "message"),
     [
         ({"hardwear": "cpu"}, {"hardwear": "cpu"}, "--config: unknown key 'hardwear'"),
+        (
+            {"learning_rate": "1"},
+            {"learning_rate": "1"},
+            "--config: 'learning_rate' is a setting of training; write training={learning_rate: …}",
+        ),
+        (
+            {"evaluation": {"max_examples": 5}},
+            {},
+            "config/config.yaml: 'evaluation' is a key of an expert; write experts={NAME: {eval",
+        ),
         ({"calibrate": "maybe"}, {}, "config/config.yaml: key 'calibrate' is 'maybe'"),
         (
             {"ablation": {"n_repeats": 0, "files": ["x"]}},

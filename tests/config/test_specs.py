@@ -47,6 +47,22 @@ def told(rule: str, bundle: BundleSpec | None = None, **changes: Any) -> Any:
     return specs_of(rule, **changes)[rule]
 
 
+def test_overrides_of_a_misspelled_expert_are_refused() -> None:
+    Path("config/experts/mine.yaml").write_text("{}")
+
+    def start(name: str) -> None:
+        experts = {name: {"training": {"max_steps": 9}}}
+        Workflow(RunContext(config={"experts": experts}, told={"experts": experts}))
+
+    start("mine")
+    with pytest.raises(SystemExit, match=r"no manifest for expert 'mien' .* did you mean 'mine'"):
+        start("mien")
+    # An opened bundle brings the manifest along.
+    Path("results/mien", OPENED).parent.mkdir(parents=True)
+    Path("results/mien", OPENED).write_text("{}")
+    start("mien")
+
+
 RULES = (
     "fetch_source", "find_datasets", "prepare_shard", "deduplicate_documents", "prepare_tokenizer",
     "prepare_model", "pretokenize_shard", "pack_sequences", "plan_training", "calibrate_expert",

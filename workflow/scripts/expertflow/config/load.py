@@ -67,9 +67,24 @@ def load_config(config: Settings, told: Settings | None = None) -> Settings:
     config, told = (convert_texts(part, known, expert) for part in (config, told or {}))
     check_values(told, Path("--config"))
     check_values(config, Path("config/config.yaml"))
-    raise_faults(f"{_origin_of(keys, told)}: {text}" for keys, text in find_faults(config, schema))
+    raise_faults(
+        f"{_origin_of(keys, told)}: {_describe_manifest_key(keys, schema, expert) or text}"
+        for keys, text in find_faults(config, schema)
+    )
     result: Settings = with_defaults(config, schema)
     return result
+
+
+def _describe_manifest_key(keys: list[str | int], schema: Settings, expert: Settings) -> str:
+    """Describe where an unknown key that a manifest has belongs; empty for any other fault."""
+    key, *below = keys or [""]
+    if below or key in schema["properties"]:
+        return ""
+    if key in expert["$defs"]["training"]["properties"]:
+        return f"{key!r} is a setting of training; write training={{{key}: …}}"
+    if key in expert["properties"]:
+        return f"{key!r} is a key of an expert; write experts={{NAME: {{{key}: …}}}}"
+    return ""
 
 
 def _origin_of(keys: list[str | int], told: Any) -> str:

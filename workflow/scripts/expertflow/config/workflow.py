@@ -22,13 +22,15 @@ from expertflow.config.expert import ConfiguredExpert, RunContext
 from expertflow.config.forecast import Forecaster
 from expertflow.config.forecast_jobs import JobForecaster
 from expertflow.config.guard import note, one_line
-from expertflow.config.load import load_config
+from expertflow.config.load import find_manifest, load_config
 from expertflow.config.specs import code_of, spec_text
+from expertflow.config.validate import FOLDERS
 from expertflow.core.attempts import ATTEMPT, CARDS, LOG
 from expertflow.core.errors import ConfigError
 from expertflow.core.hashes import HashCache
 from expertflow.data.shards import token_shards
 from expertflow.hardware.probe import no_gpu_reason
+from expertflow.rental.bundle.records import OPENED
 
 C = TypeVar("C", bound=type)
 InputFunction = Callable[..., Any]
@@ -73,6 +75,10 @@ class Workflow:
         self._run, self._shows_forecast, self._reads_code = run, shows_forecast, reads_code
         self._on_first_use, self._on_lock = on_first_use, on_lock
         self._config, self._hashes = load_config(run.config, run.told), HashCache()
+        for name in run.told.get("experts", {}):
+            # Overrides of a misspelled expert would have no effect. A bundle has its own manifest.
+            if not Path("results", name, OPENED).is_file():
+                find_manifest(name, [folder / "experts" for folder in FOLDERS])
         self.experts: list[str] = list(self._config["experts"])
         # Snakemake asks for the same expert hundreds of times.
         self._loaded: dict[str, ConfiguredExpert] = {}
