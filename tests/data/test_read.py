@@ -113,6 +113,8 @@ def test_an_object_that_is_cut_anywhere_is_truncated() -> None:
         with pytest.raises(Reject) as caught:
             parse_object(line.encode()[:end])
         assert caught.value.reason == "truncated", line.encode()[:end]
+    with pytest.raises(Reject, match="ends early: Invalid control character at character 9"):
+        parse_object(b'{"a": "x\r\n')
 
 
 Records = list[dict[str, Any]]

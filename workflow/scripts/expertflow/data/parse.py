@@ -117,7 +117,8 @@ def _start(line: bytes) -> str:
 
 
 def _syntax_fault(text: str, error: json.JSONDecodeError) -> Reject:
-    detail = f"{error.msg} at character {error.pos + 1}"
+    # "Invalid control character at" is one of the messages.
+    detail = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
     rest = text[error.pos :].rstrip()
     if error.msg == "Extra data":
         return Reject("several_values", detail, value=rest)
