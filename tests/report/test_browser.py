@@ -126,13 +126,6 @@ def show(browser: Any, folder: Path) -> Iterator[Any]:
 BACKGROUND = "() => getComputedStyle(document.body).backgroundColor"
 
 
-def test_a_phone_has_its_own_drawings(show: Any) -> None:
-    for size, shown, hidden in (("desktop", "wide", "narrow"), ("phone", "narrow", "wide")):
-        page = show("gpu", width=SIZES[size])
-        assert page.locator(f".{shown}").first.is_visible()
-        assert not page.locator(f".{hidden}").first.is_visible()
-
-
 # Texts with a contrast below 4.5 : 1 to their background.
 FAINT = """() => {
   const light = color => { const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3)

@@ -50,7 +50,7 @@ def test_pages_equal_their_golden_texts() -> None:
         reading.compare_with_golden(f"{name}.txt", reading.lines_of(page))
     assert "prefers-color-scheme: dark" in GPU.page
     assert "paint-order: stroke" in GPU.page, "or rims cover their letters"
-    assert TIMELINE[0].wide in GPU.page, "drawn twice, a chart is the same"
+    assert TIMELINE[0].svg in GPU.page, "drawn again, a chart is the same"
 
 
 # Schema or templates interpret these texts.
@@ -198,13 +198,12 @@ def test_on_a_cpu_operators_are_listed() -> None:
 
 
 def test_a_ticks_label_is_the_number_at_its_place() -> None:
-    for drawing, most in ((TIMELINE[0].wide, 10), (TIMELINE[0].narrow, 4)):
-        found = re.findall(r"translate\(([\d.]+),15\)\"[^>]*>([\d.]+)(?: min)?<", drawing)
-        places = [(float(x), float(label)) for x, label in found]
-        assert 3 <= len(places) <= most
-        per_min = places[-1][0] / places[-1][1]
-        assert all(x == pytest.approx(per_min * label, abs=0.3) for x, label in places)
-        assert places[-1][1] <= 45
+    found = re.findall(r"translate\(([\d.]+),15\)\"[^>]*>([\d.]+)(?: min)?<", TIMELINE[0].svg)
+    places = [(float(x), float(label)) for x, label in found]
+    assert 3 <= len(places) <= 4
+    per_min = places[-1][0] / places[-1][1]
+    assert all(x == pytest.approx(per_min * label, abs=0.3) for x, label in places)
+    assert places[-1][1] <= 45
     # One reading at the very start.
     assert time_unit(0.0) == ("s", 1.0)
 

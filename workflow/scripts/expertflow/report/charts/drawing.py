@@ -55,21 +55,21 @@ def loss_chart(inputs: ReportInputs) -> fr.Chart | None:
     steps = alt.Scale(domain=[min(start, last_step - 1), last_step])
     height = alt.Scale(domain=[low, high])
 
-    def draw(form: fr.ScreenForm) -> fr.Drawing:
-        x = fr.x_axis(fr.round_ticks(start, last_step, form.n_x_ticks), "steps", steps)
-        y = fr.y_axis(fr.round_ticks(low, high, form.n_y_ticks + 1), height)
-        # Without evaluations an empty layer draws nothing.
-        held = fr.plot(held_out)
-        return x, y, [
-            *fr.plot_curve(_fitting(train, form), fr.BLUE),
+    # Without evaluations an empty layer draws nothing.
+    held = fr.plot(held_out)
+    return fr.draw_chart(
+        fr.x_axis(fr.round_ticks(start, last_step, fr.N_X_TICKS), "steps", steps),
+        fr.y_axis(fr.round_ticks(low, high, fr.N_Y_TICKS + 1), height),
+        [
+            *fr.plot_curve(train, fr.BLUE),
             held.mark_line(color=fr.ORANGE, strokeWidth=1, strokeDash=[3, 3]),
             held.mark_point(color=fr.ORANGE, filled=True, size=44, opacity=1),
-        ]  # fmt: skip
-
-    return fr.both_sizes(
-        draw, title="Loss", unit="nats per token", label=f"{label}, over {last_step:,} steps",
-        height_px=190,
-    )  # fmt: skip
+        ],
+        title="Loss",
+        unit="nats per token",
+        label=f"{label}, over {last_step:,} steps",
+        height_px=247,
+    )
 
 
 class Panel(NamedTuple):
@@ -164,22 +164,22 @@ def _panel_chart(
     bands = [{"x": 0, "x2": end, "y": low, "y2": high} for _, low, high in stripes]
     striped = fr.plot(bands).mark_rect(color=fr.GRAY, opacity=0.16)
 
-    def draw(form: fr.ScreenForm) -> fr.Drawing:
-        x = fr.x_axis(fr.round_ticks(0.0, end, form.n_x_ticks, fr.ROUND_TIMES), unit, time)
-        ticks = fr.round_ticks(bottom, panel.limit or top, min(4, form.n_y_ticks))
-        least = LEAST_BAND_PX * end / form.width_px
-        return x, fr.y_axis(ticks, height), [
+    least = LEAST_BAND_PX * end / fr.WIDTH_PX
+    return fr.draw_chart(
+        fr.x_axis(fr.round_ticks(0.0, end, fr.N_X_TICKS, fr.ROUND_TIMES), unit, time),
+        fr.y_axis(fr.round_ticks(bottom, panel.limit or top, fr.N_Y_TICKS), height),
+        [
             striped.encode(x2="x2:Q", y2="y2:Q"),
             *(_plot_bands(spans, color, scale, least) for spans, color in pauses),
-            *fr.plot_curve(_fitting(points, form), panel.color),
+            *fr.plot_curve(points, panel.color),
             *_plot_limit(panel),
-        ]  # fmt: skip
-
-    return fr.both_sizes(
-        draw, title=panel.title, unit=panel.unit, height_px=96,
+        ],
+        title=panel.title,
+        unit=panel.unit,
         label=label if panel.limit is None else f"{label}; {panel.limit_label}",
+        height_px=125,
         note="; ".join(f"{who}: {low:g} to {high:g} {panel.unit}" for who, low, high in stripes),
-    )  # fmt: skip
+    )
 
 
 def _plot_bands(spans: list[Interval], color: str, scale: float, least: float) -> alt.Chart:
@@ -255,29 +255,29 @@ def length_chart(packing: PackingRecord) -> fr.Chart:
     center = place(start) + CENTER * (place(end) - place(start))
     n_left = sum(place(cut.length_tokens) <= center for cut in shown)
 
-    def draw(form: fr.ScreenForm) -> fr.Drawing:
-        ticks = _powers(start, end, form.n_x_ticks) if grows else _dozens(end, form.n_x_ticks)
-        x = fr.x_axis(ticks, "tokens", tokens)
-        y = fr.y_axis(fr.round_ticks(0, most, min(4, form.n_y_ticks)), height)
-        bar = fr.plot(bars).mark_rect(color=fr.BLUE, stroke=None, xOffset=0.5, x2Offset=-0.5)
-        # Labels that run left from the right edge come first, from the outside in.
-        order = [*reversed(range(n_left, len(shown))), *range(n_left)]
-        cuts = [_plot_cut(shown[i], line, i >= n_left) for line, i in enumerate(order)]
-        rules, texts = zip(*cuts, strict=True)
-        return x, y, [bar.encode(x2="x2:Q", y2=alt.datum(0)), *rules, *texts]
-
+    ticks = _powers(start, end) if grows else _dozens(end)
+    bar = fr.plot(bars).mark_rect(color=fr.BLUE, stroke=None, xOffset=0.5, x2Offset=-0.5)
+    # Labels that run left from the right edge come first, from the outside in.
+    order = [*reversed(range(n_left, len(shown))), *range(n_left)]
+    cuts = [_plot_cut(shown[i], line, i >= n_left) for line, i in enumerate(order)]
+    rules, texts = zip(*cuts, strict=True)
     n_documents, n_tokens = sum(counts), packing.train.n_tokens
     # Documents that are trained on several times count each time.
     documents = f"{n_documents:,} documents, including repeats and held-out ones"
     unit = f"{documents}, by tokens"
     if n_cells := n_tokens + packing.train.n_padding_tokens:
         unit += f"; rows are {f.percent(n_tokens / n_cells)} full"
-    return fr.both_sizes(
-        draw, title="Document length", unit=unit, height_px=170,
+    return fr.draw_chart(
+        fr.x_axis(ticks, "tokens", tokens),
+        fr.y_axis(fr.round_ticks(0, most, fr.N_Y_TICKS), height),
+        [bar.encode(x2="x2:Q", y2=alt.datum(0)), *rules, *texts],
+        title="Document length",
+        unit=unit,
         label=f"Lengths of {documents}: half have at most"
         f" {histogram.p50:,} tokens, 99 % at most {histogram.p99:,}, the longest {histogram.max:,};"
         f" rows of {chosen:,} tokens",
-    )  # fmt: skip
+        height_px=221,
+    )
 
 
 def _plot_cut(cut: Cut, line: int, to_the_left: bool) -> tuple[alt.Chart, alt.Chart]:
@@ -291,23 +291,18 @@ def _plot_cut(cut: Cut, line: int, to_the_left: bool) -> tuple[alt.Chart, alt.Ch
     return rule.encode(y2=alt.value("height")), text.encode(text="label:N")
 
 
-def _powers(start: float, end: float, n_max: int) -> list[float]:
+def _powers(start: float, end: float) -> list[float]:
     powers = [2.0**i for i in range(math.ceil(math.log2(start)), math.floor(math.log2(end)) + 1)]
     # Every k-th one; -(-n // k) rounds n / k up.
-    return powers[:: -(-len(powers) // n_max)] if powers else [start]
+    return powers[:: -(-len(powers) // fr.N_X_TICKS)] if powers else [start]
 
 
-def _dozens(end: float, n_max: int) -> list[float]:
+def _dozens(end: float) -> list[float]:
     # A power of two: 128, 256, 384 are lengths that people set.
     step = 2.0 ** max(0, math.floor(math.log2(end)) - 4)
-    while end / step >= n_max:
+    while end / step >= fr.N_X_TICKS:
         step *= 2
     return [i * step for i in range(int(end / step) + 1)]
-
-
-def _fitting(points: pd.DataFrame, form: fr.ScreenForm) -> pd.DataFrame:
-    """Return half as many bins for a phone."""
-    return join_points(points, -(-len(points) // 2)) if form is fr.NARROW else points
 
 
 def make_table(cls: type[Struct], records: Sequence[Struct]) -> pd.DataFrame:
@@ -320,10 +315,6 @@ def make_table(cls: type[Struct], records: Sequence[Struct]) -> pd.DataFrame:
 def envelope(x: pd.Series, y: pd.Series, n_bins: int = N_BINS) -> pd.DataFrame:
     """Reduce a series, ordered by x, to ``n_bins`` points of equal counts; nulls are left out."""
     points = pd.DataFrame({"x": x, "y": y, "low": y, "high": y}, dtype=float).dropna()
-    return join_points(points, n_bins)
-
-
-def join_points(points: pd.DataFrame, n_bins: int) -> pd.DataFrame:
     how = {"x": "mean", "y": "mean", "low": "min", "high": "max"}
     return points.groupby(_bins(points, n_bins)).agg(how)
 

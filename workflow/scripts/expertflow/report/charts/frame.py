@@ -1,12 +1,12 @@
 """What all charts share: sizes, axes, layers, and SVG that takes its colors from the page.
 
-Each chart is drawn twice, for a page and for a phone, since text in a scaled SVG shrinks with it.
+Charts are as wide as a phone, since text in a scaled SVG shrinks with it; a page has two columns.
 """
 
 import html
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
@@ -24,6 +24,9 @@ BLUE, GREEN, ORANGE, PURPLE, YELLOW, RED = (
 GRAY, RULE, MUTED, LIMIT, PAGE, TEXT = (
     f"var(--{name})" for name in ("gray", "rule", "muted", "limit", "page", "text")
 )
+WIDTH_PX = 358
+# Upper bounds that leave room between labels.
+N_X_TICKS, N_Y_TICKS = 4, 3
 Y_AXIS_PX = 44  # the same for all charts, so that their plots line up
 TIME_UNITS = ((3 * 3600, "h", 3600.0), (180, "min", 60.0), (-1, "s", 1.0))
 TAG = re.compile(r"<[^>]+>")
@@ -42,26 +45,12 @@ ROUND_TIMES = (1.0, 1.5, 2.0, 3.0, 5.0)  # 15 and 30 min are rounder than 25
 
 
 class Chart(Record, frozen=True, kw_only=True):
-    """A chart in both sizes, as inline SVG. The page writes title, unit and note."""
+    """A chart as inline SVG. The page writes title, unit and note."""
 
     title: str
     unit: str
-    wide: Markup
-    narrow: Markup
+    svg: Markup
     note: str = ""
-
-
-# Axes that all layers of a drawing share, and the layers.
-Drawing = tuple[alt.X, alt.Y, list[alt.Chart]]
-
-
-class ScreenForm(Record, frozen=True, kw_only=True):
-    """What a screen size allows. ``n_*_ticks`` are upper bounds."""
-
-    width_px: int
-    stretch: float
-    n_x_ticks: int
-    n_y_ticks: int
 
 
 CONFIG = {
@@ -79,12 +68,12 @@ CONFIG = {
     "axisY": {"minExtent": Y_AXIS_PX, "maxExtent": Y_AXIS_PX},
     "text": {"fontSize": 11},
 }  # fmt: skip
-WIDE = ScreenForm(width_px=720, stretch=1.0, n_x_ticks=10, n_y_ticks=5)
-NARROW = ScreenForm(width_px=358, stretch=1.3, n_x_ticks=4, n_y_ticks=3)
 
 
-def both_sizes(
-    draw: Callable[[ScreenForm], Drawing],
+def draw_chart(
+    x: alt.X,
+    y: alt.Y,
+    layers: list[alt.Chart],
     *,
     title: str,
     unit: str,
@@ -92,8 +81,19 @@ def both_sizes(
     height_px: int,
     note: str = "",
 ) -> Chart:
-    wide, narrow = (Markup(_svg(draw(form), form, height_px, label)) for form in (WIDE, NARROW))
-    return Chart(title=title, unit=unit, wide=wide, narrow=narrow, note=note)
+    """Draw layers that share their axes."""
+    # Passed at once: each of altair's own setters would copy all points.
+    chart = alt.LayerChart(
+        layer=layers,
+        encoding={"x": x, "y": y},
+        width=WIDTH_PX,
+        height=height_px,
+        autosize=alt.AutoSizeParams(type="fit", contains="padding"),
+        padding={"left": 0, "right": 8, "top": 6, "bottom": 2},
+        config=CONFIG,
+    )
+    svg = Markup(_themed(vl_convert.vegalite_to_svg(chart.to_json()), label))
+    return Chart(title=title, unit=unit, svg=svg, note=note)
 
 
 def round_ticks(
@@ -160,21 +160,6 @@ def plot_text(base: alt.Chart, *, color: str = LIMIT, **mark: Any) -> alt.Chart:
         color=color, stroke=PAGE, strokeWidth=4, strokeJoin="round", **mark
     )
     return text
-
-
-def _svg(drawing: Drawing, form: ScreenForm, height_px: int, label: str) -> str:
-    x, y, layers = drawing
-    # Passed at once: each of altair's own setters would copy all points.
-    chart = alt.LayerChart(
-        layer=layers,
-        encoding={"x": x, "y": y},
-        width=form.width_px,
-        height=round(height_px * form.stretch),
-        autosize=alt.AutoSizeParams(type="fit", contains="padding"),
-        padding={"left": 0, "right": 8, "top": 6, "bottom": 2},
-        config=CONFIG,
-    )
-    return _themed(vl_convert.vegalite_to_svg(chart.to_json()), label)
 
 
 def _themed(svg: str, label: str) -> str:

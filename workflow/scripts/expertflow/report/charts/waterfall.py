@@ -10,16 +10,16 @@ import altair as alt
 from expertflow.core.format import show_hidden
 from expertflow.report import ablation_facts as facts
 from expertflow.report import format as f
-from expertflow.report.ablation_facts import Ladder, Step, format_interval
+from expertflow.report.ablation_facts import Ladder, Step
 from expertflow.report.charts import frame as fr
 from expertflow.studies.records import Bar, Estimate
 
-ROW_PX = 37
+ROW_PX = 48
 N_TICKS = 3
 # Positions within a row of height 1.
 NAME, TOP, MIDDLE, BOTTOM = 0.27, 0.54, 0.7, 0.86
 # What is left for names next to the figures, as a fraction of the width.
-NAME_FRACTION, NARROW_NAME_FRACTION = 0.66, 0.6
+NAME_FRACTION = 0.6
 BELOW = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 ABOVE = (1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 # Labels closer than this share of the axis would run into each other on a phone.
@@ -40,21 +40,20 @@ def waterfall_chart(ladder: Ladder) -> fr.Chart:
     axis = alt.Axis(values=fr.round_ticks(0, top, N_TICKS), labelExpr=SHORT)
     x = alt.X("x:Q", axis=axis, scale=alt.Scale(domain=[0, top * 1.01]))
 
-    def draw(form: fr.ScreenForm) -> fr.Drawing:
-        texts = [_figure(step, form) for step in steps]
-        letters = _plot_letters([step.label for step in steps], texts, form)
-        return x, _y(len(steps)), [*_plot_bars(steps, top), *letters]
-
+    letters = _plot_letters([step.label for step in steps], [_figure(step) for step in steps])
     speeds = "; ".join(
         f"{step.label}: {step.outcome if step.tokens_per_s is None else f.short(step.tokens_per_s)}"
         for step in steps
     )
-    return fr.both_sizes(
-        draw, title="From the first rung to the plan",
+    return fr.draw_chart(
+        x,
+        _y(len(steps)),
+        [*_plot_bars(steps, top), *letters],
+        title="From the first rung to the plan",
         unit="useful tokens/s, and what each step gains",
         label=f"Useful tokens per second from the first rung to the plan. {speeds}",
         height_px=_height(len(steps)),
-    )  # fmt: skip
+    )
 
 
 def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
@@ -73,29 +72,24 @@ def changes_chart(bars: tuple[Bar, ...]) -> fr.Chart | None:
     scale = alt.Scale(type="log", domain=[low / 1.03, high * 1.03])
     x = alt.X("x:Q", axis=alt.Axis(values=_times(low, high), labelExpr=TIMES), scale=scale)
 
-    def draw(form: fr.ScreenForm) -> fr.Drawing:
-        texts = [
-            f.factor(ratio.value)
-            + ("" if form is fr.NARROW else f" ({format_interval(ratio)})")
-            + _odd(bar)
-            for bar, ratio in drawn
-        ]
-        layers = [*_plot_dots(drawn, low, high), *_plot_letters(names, texts, form)]
-        return x, _y(len(drawn)), layers
-
+    texts = [f.factor(ratio.value) + _odd(bar) for bar, ratio in drawn]
     words = "; ".join(
         f"{name}: {f.factor(ratio.value)}{_odd(bar)}"
         for name, (bar, ratio) in zip(names, drawn, strict=True)
     )
-    return fr.both_sizes(
-        draw, title="Single changes", unit="speed relative to the plan, with 95\u00a0% intervals",
+    return fr.draw_chart(
+        x,
+        _y(len(drawn)),
+        [*_plot_dots(drawn, low, high), *_plot_letters(names, texts)],
+        title="Single changes",
+        unit="speed relative to the plan, with 95\u00a0% intervals",
         label=f"Speed of single changes relative to the plan. {words}",
         height_px=_height(len(drawn)),
-    )  # fmt: skip
+    )
 
 
 def _height(n_rows: int) -> int:
-    return n_rows * ROW_PX + 22
+    return n_rows * ROW_PX + 29
 
 
 def _y(n_rows: int) -> alt.Y:
@@ -160,14 +154,14 @@ def _dot_color(bar: Bar, ratio: Estimate) -> str:
     return fr.ORANGE if ratio.low > facts.NOTABLE else fr.GRAY
 
 
-def _plot_letters(names: list[str], figures: list[str], form: fr.ScreenForm) -> list[alt.Chart]:
+def _plot_letters(names: list[str], figures: list[str]) -> list[alt.Chart]:
     # The renderer aborts the entire process on a control character.
     rows = [
         {"y": i + NAME, "name": show_hidden(name), "figure": show_hidden(figure)}
         for i, (name, figure) in enumerate(zip(names, figures, strict=True))
     ]
     # Longer names end in dots, before they run into the figures.
-    limit = round((NARROW_NAME_FRACTION if form is fr.NARROW else NAME_FRACTION) * form.width_px)
+    limit = round(NAME_FRACTION * fr.WIDTH_PX)
     base = fr.plot(rows)
     left = fr.plot_text(base, color=fr.TEXT, align="left", limit=limit, fontSize=12)
     right = fr.plot_text(base, color=fr.MUTED, align="right", fontSize=12)
@@ -177,13 +171,12 @@ def _plot_letters(names: list[str], figures: list[str], form: fr.ScreenForm) -> 
     ]
 
 
-def _figure(step: Step, form: fr.ScreenForm) -> str:
+def _figure(step: Step) -> str:
     if step.tokens_per_s is None:
         return step.outcome
     if step.factor is None:
         return f.short(step.tokens_per_s)
-    spread = "" if form is fr.NARROW else f" ({format_interval(step.factor)})"
-    return f"{f.factor(step.factor.value)}{spread} \u00b7 {f.short(step.tokens_per_s)}"
+    return f"{f.factor(step.factor.value)} \u00b7 {f.short(step.tokens_per_s)}"
 
 
 def _times(low: float, high: float) -> list[float]:
