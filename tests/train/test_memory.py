@@ -13,14 +13,14 @@ from support import LORA, SCRIPTS
 from tiny_run import assembled, made, train
 
 from expertflow.core.attempts import process_age_s
-from expertflow.core.errors import TransientError
+from expertflow.core.errors import TrainingError, TransientError
 from expertflow.plan.records import TrainPlan
 from expertflow.train import memory, start
 from expertflow.train.feed.loader import Feed
 from expertflow.train.memory import OutOfMemory, describe_shortage
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.run import TrainInputs
-from expertflow.train.saved import checkpoint_files
+from expertflow.train.saved import checkpoint, checkpoint_files
 
 CPU = torch.device("cpu")
 
@@ -125,6 +125,19 @@ def test_no_smaller_micro_batch_is_tried(
     with pytest.raises(OutOfMemory, match=match):
         train(inputs)
     assert len(memory.read_retries(inputs.state)) == n_retries
+
+
+def test_a_save_that_runs_out_of_memory_is_not_tried_with_a_smaller_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(**_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(checkpoint, "take_snapshot", gather)
+    inputs = small(tmp_path, batch_size=None, gradient_accumulation_steps=1)
+    with pytest.raises(TrainingError, match=r"to save step 4; use .*larger card") as caught:
+        train(inputs)
+    assert not isinstance(caught.value, OutOfMemory) and not memory.read_retries(inputs.state)
 
 
 def test_processes_that_run_out_of_memory_together_count_once(

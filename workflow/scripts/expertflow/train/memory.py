@@ -27,12 +27,20 @@ class OutOfMemory(TrainingError):
 
 
 @contextlib.contextmanager
-def memory_advice(plan: TrainPlan, device: torch.device) -> Iterator[None]:
+def memory_advice(
+    plan: TrainPlan, device: torch.device, *, saved_step: int | None = None
+) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+        if saved_step is not None:
+            # No activations are held now, so a smaller micro-batch would not help.
+            raise TrainingError(
+                f"out of memory while gathering the weights to save step {saved_step}; use"
+                f" {suggest_others(plan)}; earlier checkpoints are kept"
+            ) from error
         raise OutOfMemory(describe_shortage(plan, device)) from error
 
 

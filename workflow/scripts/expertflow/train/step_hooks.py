@@ -133,7 +133,8 @@ def out_of_patience(points: Sequence[EvalPoint], patience: int | None, min_delta
 def save_checkpoint(run: TrainingRun) -> None:
     flush_steps(run)
     start, elapsed_s = time.perf_counter(), run.clock.wall_s
-    with run.clock.part("checkpoint"):
+    scope = memory_advice(run.plan, run.device, saved_step=run.progress.step)
+    with run.clock.part("checkpoint"), scope:
         # One snapshot at a time: two would take twice the host memory.
         run.saver.wait()
         run.progress.n_saves += 1
