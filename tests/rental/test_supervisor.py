@@ -144,6 +144,14 @@ def test_a_command_gets_ctrl_c_and_a_hangup_which_its_supervisor_ignores() -> No
     assert (done.returncode, done.stdout) == (0, "default_int_handler SIG_DFL\n"), done.stderr
 
 
+def test_a_supervisor_sleeps_while_its_command_runs(tmp_path: Path) -> None:
+    # The command waits for the first nap, and fails without one.
+    before = f"supervisor.time.sleep = lambda _: open({str(tmp_path / 'nap')!r}, 'w').close()"
+    line = "for i in $(seq 200); do [ -e nap ] && exit 0; sleep 0.05; done; exit 5"
+    done = supervise(["sh", "-c", f"cd {shlex.quote(str(tmp_path))}; {line}"], before=before)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_fault_of_the_supervisor_is_shown_and_starts_no_second_guard() -> None:
     done = supervise(["true"], before="supervisor.adopt_orphans = None")
     assert done.returncode == os.EX_SOFTWARE
