@@ -55,7 +55,6 @@ def try_schemas() -> Iterator[Trial]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="*", help="all by default")
-    parser.add_argument("--size", type=int, default=SIZE)
     arguments = parser.parse_args()
     n_trials = n_contained = 0
     slowest: list[Any] = []
@@ -65,7 +64,7 @@ def main() -> None:
         if task.startswith("typescript_tests") and (reason := typescript_tests.sandbox_problem()):
             skipped[task] = reason
             continue
-        trials = try_schemas() if task == SCHEMAS else try_predictions(task, arguments.size)
+        trials = try_schemas() if task == SCHEMAS else try_predictions(task, SIZE)
         for name, kind, wall_s, harm in trials:
             contained = not harm and wall_s <= MOST_S
             n_trials += 1

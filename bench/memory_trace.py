@@ -23,9 +23,9 @@ sys.path.extend(
 
 import torch
 from gpu_kit.fixtures import SIZES, make_size, model_config
-from gpu_kit.marks import peak_resident_bytes
 from msgspec.structs import replace
 
+from expertflow.core.process import peak_resident_bytes
 from expertflow.plan.settings import LoraSpec
 from expertflow.train.memory_trace import (
     TracedRun,

@@ -1,6 +1,6 @@
 """Measure Snakemake's cost: dry runs, runs with nothing to do, and a run against plain scripts.
 
-    python bench/orchestration.py [--target results/small/report.json] [--repeats 3] [--output FILE]
+    python bench/orchestration.py [--target results/small/report.json] [--repeats 3]
 
 The target's commands are read from Snakemake's own records of one run, and run again in that order
 by a shell script in a fresh copy of the project, with the sources locked beforehand. Workflow and
@@ -31,8 +31,6 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXP
 # Files that must be the same, however the jobs were started, if the target makes them.
 SAME = ("packing.json", "plan.json", "keep.arrow", "checkpoint/model.safetensors")
 ROWS = "packed/**/*.arrow"
-# Wall and CPU seconds of a command.
-Timed = dict[str, float]
 
 
 class Copies:
@@ -72,7 +70,7 @@ class Copies:
         (planned / "run.sh").write_text(script + "\n", encoding="utf-8")
         return len(commands)
 
-    def lines(self) -> dict[str, Callable[[int], Timed]]:
+    def lines(self) -> dict[str, Callable[[int], Row]]:
         """Return what runs each line, in a fresh copy where something is made."""
         empty, finished = self.folder / "empty", self.folder / "finished"
         empty.mkdir()
@@ -105,11 +103,11 @@ class Copies:
         return names
 
 
-def run_workflow(folder: Path, *arguments: str) -> Timed:
+def run_workflow(folder: Path, *arguments: str) -> Row:
     return run([sys.executable, "-m", "snakemake", "--cores", "1", *arguments], folder)
 
 
-def run(command: list[str], folder: Path) -> Timed:
+def run(command: list[str], folder: Path) -> Row:
     """Run a command to its end; if it fails, the benchmark ends with its error line."""
     environment = {
         **os.environ,
@@ -156,12 +154,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", default=TARGET, help=f"what is made both ways ({TARGET})")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path, help="JSON file to write")
     args = parser.parse_args()
-    line = json.dumps(measure_orchestration(args.target, args.repeats))
-    if args.output:
-        args.output.write_text(line + "\n", encoding="utf-8")
-    print(line)
+    print(json.dumps(measure_orchestration(args.target, args.repeats)))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ sys.path.extend(
 
 from environments import KEPT, build_environment, installed_versions
 from measured import Failed, Row
-from training_beside import BATCHES, USUAL_BATCH, TrainingJob, measure_training
+from training_beside import TrainingJob, measure_training
 from training_lines import failure
 
 from expertflow.core.files import write_text
@@ -73,19 +73,11 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add("--repeats", type=int, default=5, help="turns of every line (5)")
     add("--warmup-steps", type=int, default=5, help="training steps not timed (5)")
     add("--timed-steps", type=int, default=20, help="training steps timed (20)")
-    add("--micro-batch", type=int, help="rows (4; 0.6B and larger 8)")
-    add("--accumulation", type=int, help="micro-batches per step (2)")
-    add("--methods", default="full,lora", help="full, lora or both, by commas")
-    add("--input", type=Path, help="JSON Lines of text for the chain part; else the real data")
-    add("--target", default="results/small/report.json", help="of the orchestration part")
     add("--output", type=Path, help="JSON file to write")
     args = parser.parse_args(words)
     args.parts = args.only.split(",") if args.only else list(PARTS)
-    args.methods = tuple(args.methods.split(","))
     if unknown := [name for name in args.parts if name not in PARTS]:
         parser.error(f"--only {','.join(unknown)}: choose of {', '.join(PARTS)}")
-    if unknown := [name for name in args.methods if name not in ("full", "lora")]:
-        parser.error(f"--methods {','.join(unknown)}: choose of full, lora")
     if min(args.repeats, args.timed_steps, args.warmup_steps) < 1:
         parser.error("--repeats, --timed-steps and --warmup-steps: at least 1")
     return args
@@ -96,12 +88,10 @@ def chain(args: argparse.Namespace) -> Row:
     import data_path
 
     words = ["--repeats", str(args.repeats), "--environments", str(args.environments)]
-    words += ["--input", str(args.input)] if args.input else []
     return data_path.measure_all(data_path.options().parse_args(words))
 
 
 def compare_training(args: argparse.Namespace) -> Row:
-    micro, n_accumulation = BATCHES.get(args.model, USUAL_BATCH)
     python, problem = args.peer_python, None
     if python is None:
         name = "trl_cuda" if args.device == "cuda" else "trl_peft"
@@ -117,9 +107,8 @@ def compare_training(args: argparse.Namespace) -> Row:
         job = TrainingJob(
             folder=Path(folder), model=args.model, device=args.device, n_repeats=args.repeats,
             n_warmup_steps=args.warmup_steps, n_timed_steps=args.timed_steps,
-            micro_batch=args.micro_batch or micro,
-            n_accumulation_steps=args.accumulation or n_accumulation,
-            peer=python, peer_problem=problem, methods=args.methods,
+            micro_batch=4 if args.model in ("tiny", "small") else 8, n_accumulation_steps=2,
+            peer=python, peer_problem=problem, methods=("full", "lora"),
             prove_in_fp32=args.device == "cuda",
         )  # fmt: skip
         measured = measure_training(job)
@@ -139,7 +128,7 @@ def orchestration(args: argparse.Namespace) -> Row:
     # Snakemake may be missing where only training is measured.
     import orchestration
 
-    return orchestration.measure_orchestration(args.target, args.repeats)
+    return orchestration.measure_orchestration(orchestration.TARGET, args.repeats)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Row]] = {

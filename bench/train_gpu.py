@@ -76,7 +76,7 @@ def main() -> None:
         os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "compiled" / "triton")
         work = Work(
             folder=Path(folder), device=args.device, model=args.model, sizes={},
-            peak_tflops=args.peak_tflops, soak_s=args.soak_s, measure_s=args.measure_s,
+            soak_s=args.soak_s, measure_s=args.measure_s,
         )  # fmt: skip
         made = launch_part("prepare", work, args)
         if "sizes" not in made:
@@ -105,9 +105,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--measure-s", type=float, default=20, help="seconds to measure (20)")
     add("--budget-s", type=float, default=480, help="seconds after which no part starts (480)")
     add("--part-limit-s", type=float, default=180, help="seconds after which a part is stopped")
-    add("--peak-tflops", type=float, help="dense bf16 peak, in place of the table's")
     add("--scratch", type=Path, help="folder for the model and checkpoints")
-    add("--start", choices=("spawn", "fork"), help="processes (spawn; on a CPU fork)")
     add("--output", type=Path, help="JSON file to write")
     args = parser.parse_args()
     args.parts = args.only.split(",") if args.only else list(ORDER)
@@ -148,8 +146,7 @@ def run_parts(
 def launch_part(name: str, work: Work, args: argparse.Namespace) -> dict[str, Any]:
     """Run a part in a separate process; return its result, or why there is none."""
     # A forked process cannot use CUDA if its parent so much as asked for devices.
-    usual = "fork" if work.device == "cpu" else "spawn"
-    context: Any = multiprocessing.get_context(args.start or usual)
+    context: Any = multiprocessing.get_context("fork" if work.device == "cpu" else "spawn")
     process = context.Process(target=child, args=(name, work))
     process.start()
     process.join(args.part_limit_s)

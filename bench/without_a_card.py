@@ -1,11 +1,11 @@
 """Show, without a card, what a training step will run on one: graphs, kernels, bytes.
 
-    python bench/without_a_card.py [--cases NAME ...] [--ptx] [--workers 2]
+    python bench/without_a_card.py [--cases NAME ...] [--workers 2]
 
 Two layers of each model at its real width, rows of 2,048 tokens in bf16, adapters of rank 16 with
-dropout 0.05 on all projections, compiled for sm_90 down to the kernels' plan; with ``--ptx`` down
-to machine code for sm_80, sm_89, sm_90 and sm_100. Needs a C++ compiler and the package triton
-(``make triton``; a CUDA build of torch includes it), and for QLoRA ``make bitsandbytes``. KB are
+dropout 0.05 on all projections, compiled for an H100 down to the kernels' plan. Needs a C++
+compiler and the package triton (``make triton``; a CUDA build of torch includes it), and for QLoRA
+``make bitsandbytes``. KB are
 Inductor's own count of generated kernels, without matrix products, attention and the unpacking of
 4-bit weights; "launches" count a step of one micro-batch. Peak memory is the eager step's, traced.
 No value is computed and nothing is timed. Prints a table; the last line is JSON.
@@ -16,7 +16,6 @@ import json
 import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from multiprocessing import get_context
@@ -40,10 +39,6 @@ DOCUMENTS = (600, 500, 500, 448)
 # Rows that must not trigger another compilation.
 OTHER_DOCUMENTS = ((2048,), (300, 300, 300, 300, 300, 300, 248))
 SUPERVISED = 0.3
-CAPABILITIES = {"sm_80": (8, 0), "sm_89": (8, 9), "sm_90": (9, 0), "sm_100": (10, 0)}
-HOPPER = "sm_90"
-
-
 # Models of known shapes, and the rows of a micro-batch.
 MODELS = {
     "qwen3-0.6b": (SIZES["0.6B"].facts, 8),
@@ -75,16 +70,16 @@ CASES = {
 }
 
 
-def start_worker(architecture: str) -> None:
+def start_worker() -> None:
     warnings.filterwarnings("ignore")
-    pose_as_card(CAPABILITIES[architecture])
+    pose_as_card()
 
     import torch
 
     torch.set_num_threads(1)
 
 
-def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
+def count_case(case: Case) -> dict[str, Any]:
     """Compile two layers of a model, run one step, and count."""
     import torch
     from fake_card.count import LayerCompiler, summarize_graphs
@@ -99,7 +94,7 @@ def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
     counters.clear()
     (facts, n_rows), run = MODELS[case.model], traced_run(case)
     net = build_net(run, case)
-    compiler = LayerCompiler(to_cubin=to_cubin)
+    compiler = LayerCompiler()
     kernel = mock.patch.object(attention, "KERNEL", checking(attention.KERNEL))
     with kernel, FakeTensorMode(allow_non_fake_inputs=True):
         materialize_weights(net, device="cuda")
@@ -123,8 +118,6 @@ def count_case(case: Case, *, to_cubin: bool) -> dict[str, Any]:
         }
     of_layers = facts.n_layers * found.pop("launches_per_layer")
     found["launches_per_step"] = of_layers + found["loss_launches"] + found["optimizer_launches"]
-    if to_cubin:
-        return {**found, "peak_bytes": None, "cubins": compiler.n_cubins}
     peak = whole_model(run, n_rows, LENGTH, checkpoint=case.checkpointed)
     return {**found, "peak_bytes": sum(peak)}
 
@@ -210,14 +203,13 @@ COLUMNS = {
 def show(counted: dict[str, Any]) -> None:
     peak = counted["peak_bytes"]
     shown = {**counted, "peak_bytes": f"{peak / 2**30:.1f}" if isinstance(peak, int) else peak}
-    cells = ["-" if shown[key] is None else str(shown[key]) for key in COLUMNS]
+    cells = [str(shown[key]) for key in COLUMNS]
     print(f"{cells[0]:32}" + "".join(f"{cell:>10}" for cell in cells[1:]), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
-    parser.add_argument("--ptx", action="store_true", help="compile every kernel to machine code")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes (default 2)")
     args = parser.parse_args()
     if find_spec("triton") is None:
@@ -229,17 +221,10 @@ def main() -> None:
         args.cases = [name for name in args.cases if CASES[name].method != "qlora"]
     show(COLUMNS)
     found = []
-    for architecture in CAPABILITIES if args.ptx else [HOPPER]:
-        if args.ptx:
-            print(architecture)
-        pool = ProcessPoolExecutor(
-            args.workers, get_context("spawn"), initializer=start_worker, initargs=(architecture,)
-        )
-        with pool:
-            of_case = partial(count_case, to_cubin=args.ptx)
-            for counted in pool.map(of_case, [CASES[name] for name in args.cases]):
-                show(counted)
-                found.append({**counted, "architecture": architecture})
+    with ProcessPoolExecutor(args.workers, get_context("spawn"), initializer=start_worker) as pool:
+        for counted in pool.map(count_case, [CASES[name] for name in args.cases]):
+            show(counted)
+            found.append(counted)
     print(json.dumps({"cases": found}))
 
 

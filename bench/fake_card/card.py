@@ -23,14 +23,29 @@ from expertflow.core.errors import TrainingError, single_line
 from expertflow.core.files import replacing
 
 SOURCE = Path(__file__).with_name("guard.cpp")
-GIB = 2**30
-# The cards to compile for: name, memory and number of multiprocessors.
-CARDS = {
-    (8, 0): ("NVIDIA A100-SXM4-80GB", 80 * GIB, 108),
-    (8, 9): ("NVIDIA GeForce RTX 4090", 24 * GIB, 128),
-    (9, 0): ("NVIDIA H100 80GB HBM3", 80 * GIB, 132),
-    (10, 0): ("NVIDIA B200", 180 * GIB, 148),
-}
+CAPABILITY = (9, 0)
+SHARED_MEMORY_BYTES = 232448
+PROPERTIES = SimpleNamespace(
+    name="NVIDIA H100 80GB HBM3",
+    major=9,
+    minor=0,
+    total_memory=80 * 2**30,
+    multi_processor_count=132,
+    warp_size=32,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    shared_memory_per_multiprocessor=SHARED_MEMORY_BYTES + 1024,
+    shared_memory_per_block_optin=SHARED_MEMORY_BYTES,
+    shared_memory_per_block=49152,
+    L2_cache_size=50 * 2**20,
+    gcnArchName="",
+    is_integrated=False,
+    clock_rate=1_980_000,
+    memory_clock_rate=2_619_000,
+    memory_bus_width=5120,
+    uuid="0",
+)
 
 
 def build_guard() -> Path:
@@ -66,7 +81,7 @@ def build_guard() -> Path:
     return library
 
 
-def pose_as_card(capability: tuple[int, int] = (9, 0)) -> None:
+def pose_as_card() -> None:
     """Make torch, and triton if installed, see one card that computes nothing.
 
     Raises TrainingError if torch is already imported: it looks for CUDA's hooks only once.
@@ -77,9 +92,8 @@ def pose_as_card(capability: tuple[int, int] = (9, 0)) -> None:
     # peft looks for a card at import, and must not find this one.
     import peft  # noqa: F401
 
-    properties = _properties(capability)
-    _patch_torch(capability, properties)
-    _patch_triton(capability, properties)
+    _patch_torch()
+    _patch_triton()
 
 
 def checking(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,33 +120,7 @@ def checking(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return check_and_call
 
 
-def _properties(capability: tuple[int, int]) -> SimpleNamespace:
-    name, n_bytes, n_processors = CARDS[capability]
-    shared = {8: 101376 if capability[1] else 166912, 9: 232448, 10: 232448}[capability[0]]
-    return SimpleNamespace(
-        name=name,
-        major=capability[0],
-        minor=capability[1],
-        total_memory=n_bytes,
-        multi_processor_count=n_processors,
-        warp_size=32,
-        regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048 if capability != (8, 9) else 1536,
-        max_threads_per_block=1024,
-        shared_memory_per_multiprocessor=shared + 1024,
-        shared_memory_per_block_optin=shared,
-        shared_memory_per_block=49152,
-        L2_cache_size=50 * 2**20,
-        gcnArchName="",
-        is_integrated=False,
-        clock_rate=1_980_000,
-        memory_clock_rate=2_619_000,
-        memory_bus_width=5120,
-        uuid="0",
-    )
-
-
-def _patch_torch(capability: tuple[int, int], properties: SimpleNamespace) -> None:
+def _patch_torch() -> None:
     import torch
     from torch._dynamo.device_interface import CudaInterface
 
@@ -143,8 +131,8 @@ def _patch_torch(capability: tuple[int, int], properties: SimpleNamespace) -> No
     random_state = torch.zeros(16, dtype=torch.uint8)
     answers = {
         "is_available": True, "is_initialized": True, "_is_compiled": True,
-        "is_bf16_supported": True, "get_device_capability": capability, "device_count": 1,
-        "get_device_properties": properties, "_get_device_properties": properties,
+        "is_bf16_supported": True, "get_device_capability": CAPABILITY, "device_count": 1,
+        "get_device_properties": PROPERTIES, "_get_device_properties": PROPERTIES,
         "current_device": 0, "_exchange_device": 0, "_maybe_exchange_device": 0,
         "set_device": None, "synchronize": None, "_lazy_init": None, "set_rng_state": None,
         "get_rng_state": random_state,
@@ -155,8 +143,8 @@ def _patch_torch(capability: tuple[int, int], properties: SimpleNamespace) -> No
         setattr(torch._C, f"_cuda_{name}", answer(0))
     torch._C._cuda_setDevice = answer(None)
     of_compiler = {
-        "get_device_properties": properties, "current_device": 0, "device_count": 1,
-        "is_available": True, "get_compute_capability": 10 * capability[0] + capability[1],
+        "get_device_properties": PROPERTIES, "current_device": 0, "device_count": 1,
+        "is_available": True, "get_compute_capability": 90,
         "synchronize": None, "set_device": None, "exchange_device": 0,
         "maybe_exchange_device": 0, "is_bf16_supported": True,
     }  # fmt: skip
@@ -166,7 +154,7 @@ def _patch_torch(capability: tuple[int, int], properties: SimpleNamespace) -> No
         setattr(CudaInterface.Worker, name, staticmethod(answer(of_compiler[name])))
 
 
-def _patch_triton(capability: tuple[int, int], properties: SimpleNamespace) -> None:
+def _patch_triton() -> None:
     import torch
 
     try:
@@ -175,15 +163,15 @@ def _patch_triton(capability: tuple[int, int], properties: SimpleNamespace) -> N
     except ImportError:
         return
     limits = {
-        "max_shared_mem": properties.shared_memory_per_block_optin,
-        "multiprocessor_count": properties.multi_processor_count,
+        "max_shared_mem": PROPERTIES.shared_memory_per_block_optin,
+        "multiprocessor_count": PROPERTIES.multi_processor_count,
     }
-    target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+    target = GPUTarget("cuda", 90, 32)
     driver = SimpleNamespace(
         get_current_target=lambda: target,
         get_current_device=lambda: 0,
         get_current_stream=lambda _device=0: 0,
-        get_device_capability=lambda _device=0: capability,
+        get_device_capability=lambda _device=0: CAPABILITY,
         get_active_torch_device=lambda: torch.device("cuda"),
         utils=SimpleNamespace(get_device_properties=lambda _device: limits),
     )

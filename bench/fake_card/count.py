@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -12,7 +11,7 @@ from functorch.compile import make_boxed_func
 from torch._inductor import compile_fx, config
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.graph import GraphLowering
-from torch._inductor.runtime import triton_helpers, triton_heuristics
+from torch._inductor.runtime import triton_helpers
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -27,16 +26,11 @@ class Kernel(NamedTuple):
 
 
 class LayerCompiler:
-    """A backend for ``torch.compile`` that plans a card's kernels and runs the graph without them.
+    """A backend for ``torch.compile`` that plans a card's kernels and runs the graph itself."""
 
-    With ``to_cubin`` each generated kernel is compiled to the card's instructions as well.
-    """
-
-    def __init__(self, *, to_cubin: bool = False) -> None:
+    def __init__(self) -> None:
         # The launches of each compiled graph, in order, with its direction.
         self.graphs: list[tuple[str, list[Kernel]]] = []
-        self.n_cubins = 0
-        self._to_cubin = to_cubin
 
     def __call__(self, graph: torch.fx.GraphModule, examples: Any) -> Any:
         with without_examples():
@@ -44,41 +38,24 @@ class LayerCompiler:
 
     def _plan(self, graph: torch.fx.GraphModule, examples: Any, **options: Any) -> Any:
         way = "backward" if options.get("is_backward") else "forward"
-        eager = copy.deepcopy(graph)
-        with without_examples(), self._reading_kernels(way):
+        eager, to_module = copy.deepcopy(graph), GraphLowering.compile_to_module
+
+        def read_kernels(lowering: Any) -> Any:
+            # Constants folded at compile time are graphs of their own.
+            if getattr(lowering, "is_const_graph", False):
+                return to_module(lowering)
+            lowering.codegen()
+            self.graphs.append((way, [_kernel(node) for node in lowering.scheduler.nodes]))
+            raise _Planned
+
+        reading = mock.patch.object(GraphLowering, "compile_to_module", read_kernels)
+        with without_examples(), reading:
             try:
                 compile_fx.compile_fx_inner(graph, examples, **options)
             except torch._inductor.exc.InductorError as error:
                 if not isinstance(error.inner_exception, _Planned):
                     raise
         return make_boxed_func(eager.forward)
-
-    @contextmanager
-    def _reading_kernels(self, way: str) -> Iterator[None]:
-        to_module = GraphLowering.compile_to_module
-
-        def read(lowering: Any) -> Any:
-            # Constants folded at compile time are graphs of their own.
-            if getattr(lowering, "is_const_graph", False):
-                return to_module(lowering)
-            if self._to_cubin:
-                module = to_module(lowering)
-            else:
-                lowering.codegen()
-            self.graphs.append((way, [_kernel(node) for node in lowering.scheduler.nodes]))
-            if self._to_cubin:
-                return module
-            raise _Planned
-
-        def count(tuner: Any) -> None:
-            self.n_cubins += len(tuner.compile_results)
-            tuner.launchers = [SimpleNamespace(config=None)]
-
-        with (
-            mock.patch.object(GraphLowering, "compile_to_module", read),
-            mock.patch.object(triton_heuristics.CachingAutotuner, "_make_launchers", count),
-        ):
-            yield
 
 
 @contextmanager

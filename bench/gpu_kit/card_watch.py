@@ -1,47 +1,37 @@
 """The card's state while a part is measured: clocks, power, temperature, other processes."""
 
 import os
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
-from threading import Event, Thread
+from pathlib import Path
+from threading import Event
 from typing import Any
 
-from expertflow.hardware.records import GpuSample, MonitorRecord
-
-INTERVAL_S = 0.25
+from expertflow.hardware.records import MonitorRecord
 
 
 @contextmanager
-def watch_card(device: str) -> Iterator[dict[str, Any]]:
-    """Sample the card during a block; the result has its figures, or why there are none."""
+def watch_card(device: str, samples: Path) -> Iterator[dict[str, Any]]:
+    """Monitor the card during a block; the result has its figures, or why there are none."""
     found: dict[str, Any] = {}
     if device == "cpu" or find_spec("pynvml") is None:
         found["unavailable"] = "no card" if device == "cpu" else "nvidia-ml-py is not installed"
         yield found
         return
-    from expertflow.hardware.monitor import Sampler
-    from expertflow.hardware.nvml import open_gpus
-    from expertflow.hardware.summary import add_processes, describe_card, summarize
+    from expertflow.hardware.monitor import SamplingInterval, monitor_machine
 
-    with open_gpus(n_gpus=1) as gpus:
-        samples: list[GpuSample] = []
-        done, sampler, start_s = Event(), Sampler(gpus), time.monotonic()
-
-        def sample() -> None:
-            while not done.wait(INTERVAL_S):
-                samples.append(sampler.read_sample(elapsed_s=time.monotonic() - start_s))
-
-        thread = Thread(target=sample)
-        thread.start()
+    done, interval = Event(), SamplingInterval(0.25)
+    with ThreadPoolExecutor(1) as pool:
+        watching = partial(monitor_machine, interval=interval, stop=done.is_set, n_gpus=1)
+        record = pool.submit(watching, samples)
         try:
             yield found
         finally:
             done.set()
-            thread.join()
-        card = add_processes(describe_card(gpus), gpus)
-        found |= figures(summarize(samples, card=card, configured_s=INTERVAL_S))
+        found |= figures(record.result())
 
 
 def figures(record: MonitorRecord) -> dict[str, Any]:

@@ -32,10 +32,12 @@ def measure_ceilings(work: Work) -> dict[str, Any]:
         "matmul_flops_per_s": products[f"{side} cube"],
         "matmul_by_shape": products,
         "matmul_dtype": "bf16" if cuda else "fp32",
-        # A copy reads and writes every byte.
-        "device_copy_bytes_per_s": 2 * n_bytes / copying_s(n_bytes, device, device),
-        "host_to_device_bytes_per_s": n_bytes / copying_s(n_bytes, "cpu", device) if cuda else None,
-        "device_to_host_bytes_per_s": n_bytes / copying_s(n_bytes, device, "cpu") if cuda else None,
+        "copy_bytes_per_s": {
+            # Reads and writes every byte.
+            "on the device": 2 * n_bytes / copying_s(n_bytes, device, device),
+            "host to device": n_bytes / copying_s(n_bytes, "cpu", device) if cuda else None,
+            "device to host": n_bytes / copying_s(n_bytes, device, "cpu") if cuda else None,
+        },
         "peak_bf16_flops_per_s": gpu.peak_bf16_flops_per_s if gpu else None,
         "peak_bandwidth_bytes_per_s": gpu.peak_bandwidth_bytes_per_s if gpu else None,
         "peak_source": gpu.source if gpu else "the peak of a CPU is not known",

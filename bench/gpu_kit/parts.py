@@ -1,7 +1,6 @@
 """The parts of the kit by name, most valuable first."""
 
 import gc
-import shutil
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from expertflow.core.disk import check_space
 from expertflow.core.errors import HardwareError
 from expertflow.core.records import to_json
 from expertflow.plan.flops import CONVENTION, linear_weights
@@ -45,13 +45,8 @@ def prepare(work: Work) -> dict[str, Any]:
         raise HardwareError("--device cuda: torch sees no CUDA device; use --device cpu")
     size = SIZES[work.model]
     facts = size.facts
-    needed = 2 * (linear_weights(facts) + 2 * facts.hidden_size * facts.vocab_size)
-    free = shutil.disk_usage(work.folder).free
-    if free < 2 * needed:
-        raise HardwareError(
-            f"{work.folder}: {free / 1e9:.0f} GB free, model and checkpoints need"
-            f" {2 * needed / 1e9:.0f} GB; choose another --scratch"
-        )
+    needed = 4 * (linear_weights(facts) + 2 * facts.hidden_size * facts.vocab_size)
+    check_space([(work.folder, needed, "model and checkpoints")], fix="choose another --scratch")
     sizes = make_model(work.folder / "model", work.model, device=work.device)
     packing = make_rows(work.folder, work.model)
     split = packing.train

@@ -31,7 +31,7 @@ def table(report: dict[str, Any]) -> str:
         *(_training(name, part) for name, part in parts.items() if name.split("-")[0] in TRAINED),
         "",
         *(line for name, part in parts.items() for line in _conditions(name, part)),
-        *([_resume(parts["resume"])] if "resume" in parts else ()),
+        *(_check(name, parts[name]) for name in ("resume",) if name in parts),
     ]
     if report["left_out"]:
         lines.append(f"skipped, as the budget was spent: {', '.join(report['left_out'])}")
@@ -55,12 +55,7 @@ def _ceilings(part: dict[str, Any]) -> list[str]:
     tera = (f"{k} {v / 1e12:.1f}" for k, v in part["matmul_by_shape"].items())
     peak = part["peak_bf16_flops_per_s"]
     known = f"{peak / 1e12:.1f} ({part['peak_source']})" if peak else part["peak_source"]
-    copies = {
-        "on the device": part["device_copy_bytes_per_s"],
-        "host to device": part["host_to_device_bytes_per_s"],
-        "device to host": part["device_to_host_bytes_per_s"],
-    }
-    said = (f"{k} {v / 1e9:.1f}" for k, v in copies.items() if v is not None)
+    said = (f"{k} {v / 1e9:.1f}" for k, v in part["copy_bytes_per_s"].items() if v is not None)
     return [
         f"products, {part['matmul_dtype']} TFLOP/s: {', '.join(tera)}",
         f"peak of the table, bf16 TFLOP/s: {known}",
@@ -113,9 +108,9 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def _resume(part: dict[str, Any]) -> str:
+def _check(name: str, part: dict[str, Any]) -> str:
     if problem := _problem(part):
-        return f"resume: {problem}"
+        return f"{name}: {problem}"
     figures = {k: v[:12] if isinstance(v, str) else v for k, v in part["figures"].items()}
     told = ", ".join(f"{k} {v}" for k, v in figures.items())
-    return f"resume: {'passed' if part['passed'] else 'NOT PASSED'}: {told}"
+    return f"{name}: {'passed' if part['passed'] else 'NOT PASSED'}: {told}"

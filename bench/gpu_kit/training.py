@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ from expertflow.train.run import TrainingRun, TrainInputs
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.start import assemble_run, note_compilation, try_batches
 from expertflow.train.step_hooks import flush_steps
+from expertflow.train.timing import mark_time, seconds_between
 from gpu_kit.card_watch import watch_card
 from gpu_kit.fixtures import SIZES, model_record
-from gpu_kit.marks import mark, seconds_between, wait
 
 TABLE = Path(__file__).resolve().parents[2] / "config" / "hardware" / "gpus.yaml"
 # Steps at least before and while it is measured; micro-batches whose shapes are compiled before.
@@ -46,18 +47,11 @@ LORA = LoraSpec(
 )  # fmt: skip
 
 
-def describe_card(name: str, memory_bytes: int, *, peak_tflops: float | None) -> GpuFacts:
-    """Look up a card by the driver's name; an unknown one has no peaks.
-
-    ``peak_tflops``, if given, replaces the table's bf16 figure.
-    """
+def describe_card(name: str, memory_bytes: int) -> GpuFacts:
+    """Look up a card by the driver's name; an unknown one has no peaks."""
     table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))["gpus"]
     facts = gpu_by_name(name, table) or describe_unlisted(name)
-    facts = replace(facts, memory_total_bytes=memory_bytes)
-    if peak_tflops is None:
-        return facts
-    given = "given on the command line"
-    return replace(facts, peak_bf16_flops_per_s=peak_tflops * 1e12, source=given)
+    return replace(facts, memory_total_bytes=memory_bytes)
 
 
 class Work(Record, frozen=True, kw_only=True):
@@ -68,7 +62,6 @@ class Work(Record, frozen=True, kw_only=True):
     model: str
     sizes: dict[str, int]
     packing: PackingRecord | None = None
-    peak_tflops: float | None
     soak_s: float
     measure_s: float
     micro_batch: int | None = None
@@ -78,7 +71,7 @@ class Work(Record, frozen=True, kw_only=True):
         if self.device == "cpu":
             return None
         memory = torch.cuda.get_device_properties(0).total_memory
-        return describe_card(torch.cuda.get_device_name(0), memory, peak_tflops=self.peak_tflops)
+        return describe_card(torch.cuda.get_device_name(0), memory)
 
 
 class Variant(Record, frozen=True, kw_only=True):
@@ -136,11 +129,11 @@ class Session(Record, frozen=True):
 
     def step_for(self, seconds: float, *, least: int) -> list[Any]:
         """Step until the time is over; return the marks around each step."""
-        device, start_s = self.run.device.type, time.perf_counter()
-        marks = [mark(device)]
+        cuda, start_s = self.run.device.type == "cuda", time.perf_counter()
+        marks = [mark_time(cuda=cuda)]
         while len(marks) <= least or time.perf_counter() - start_s < seconds:
             self.step()
-            marks.append(mark(device))
+            marks.append(mark_time(cuda=cuda))
         return marks
 
 
@@ -201,6 +194,7 @@ def _train(work: Work, plan: TrainPlan, name: str, processes: Processes) -> dict
 def measure(work: Work, session: Session) -> dict[str, Any]:
     """Warm up, measure, and return settings and figures."""
     cuda, run = work.device == "cuda", session.run
+    wait = torch.cuda.synchronize if cuda else lambda: None
     plan, progress = run.plan, run.progress
     loaded = torch.cuda.memory_allocated() if cuda else None
     if cuda:
@@ -208,17 +202,17 @@ def measure(work: Work, session: Session) -> dict[str, Any]:
     start_s = time.perf_counter()
     try_batches(run)
     session.step()
-    wait(work.device)
+    wait()
     first_s = time.perf_counter() - start_s
     try_batches(run, WARMED_UP)
     session.step_for(work.soak_s, least=WARM_UP)
     flush_steps(run)
-    wait(work.device)
+    wait()
     before = progress.n_tokens, progress.n_padding_tokens, run.clock.seconds["data_wait"]
-    with watch_card(work.device) as seen:
+    with watch_card(work.device, run.state / "card.jsonl") as seen:
         start_s = time.perf_counter()
         marks = session.step_for(work.measure_s, least=MEASURED)
-        wait(work.device)
+        wait()
         wall_s = time.perf_counter() - start_s
     waited_s = run.clock.seconds["data_wait"] - before[2]
     flush_steps(run)
@@ -238,7 +232,7 @@ def measure(work: Work, session: Session) -> dict[str, Any]:
         "tokens_per_s": n_tokens / wall_s,
         "padding_share": n_padding / max(1, n_padding + n_tokens),
         **utilization(work, plan, n_tokens / wall_s),
-        **step_spread(seconds_between(marks, work.device)),
+        **step_spread([seconds_between(a, b) for a, b in pairwise(marks)]),
         "predicted": plan.cost.step and to_json(plan.cost.step),
         "card": seen,
         "first_step_s": first_s,

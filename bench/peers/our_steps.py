@@ -14,11 +14,9 @@ from pathlib import Path
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "workflow" / "scripts"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import peft
 import transformers
-from gpu_kit.marks import peak_resident_bytes
 from transformers.models import qwen3
 
 from expertflow.core.records import read_record
@@ -45,11 +43,7 @@ def main() -> None:
     took = run_trial(asked)
     if took.outcome != "measured":
         sys.exit(f"error: {took.outcome}: {took.problem}")
-    said = {
-        **msgspec.structs.asdict(took),
-        "peak_host_rss_bytes": peak_resident_bytes(),
-        "words": list(took.activated),
-    }
+    said = {**msgspec.structs.asdict(took), "words": list(took.activated)}
     args.output.write_text(json.dumps(said), encoding="utf-8")
 
 

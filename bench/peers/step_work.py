@@ -52,7 +52,7 @@ def main() -> None:
     sizes = make_model(folder / "model", model, device=device)
     work = Work(
         folder=folder, device=device, model=model, sizes=sizes, packing=make_rows(folder, model),
-        peak_tflops=None, soak_s=0.0, measure_s=0.0, micro_batch=job["micro_batch"],
+        soak_s=0.0, measure_s=0.0, micro_batch=job["micro_batch"],
     )  # fmt: skip
     write_record(folder / "model.json", model_record(folder / "model", model, sizes))
     saved = save_tokenizer(folder / "tokenizer")

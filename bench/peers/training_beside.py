@@ -26,9 +26,6 @@ PEERS = Path(__file__).resolve().parent
 FORMS = {OURS: "ours", FREE: "padding_free", PADDED: "padded"}
 # Of the short fp32 run: enough for weights to move.
 N_PROOF_STEPS = 3
-# By model: rows per micro-batch, micro-batches per step.
-BATCHES = {"tiny": (4, 2), "small": (4, 2)}
-USUAL_BATCH = (8, 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,10 +19,11 @@ import signal
 import sys
 import time
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "workflow" / "scripts"))
 
 # It patches transformers and TRL, and so must be imported first.
 if "unsloth" in sys.argv:
@@ -32,7 +33,6 @@ if "unsloth" in sys.argv:
 
 import torch
 from datasets import Dataset, load_from_disk
-from gpu_kit.marks import mark, peak_resident_bytes, seconds_between, wait
 from peft import PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.integrations.hub_kernels import load_and_register_attn_kernel
@@ -42,6 +42,9 @@ from transformers.utils import (
     is_liger_kernel_available,
 )
 from trl import SFTConfig, SFTTrainer
+
+# Needs nothing that TRL's environment lacks.
+from expertflow.core.process import peak_resident_bytes
 
 # As in TRL's documentation.
 HUB_KERNEL = "kernels-community/flash-attn2"
@@ -85,6 +88,20 @@ class Marks(TrainerCallback):  # type: ignore[misc]
             wait(self.device)
             self.timed_s = time.perf_counter() - self.start_s
             control.should_training_stop = True
+
+
+def mark(device: str) -> Any:
+    if device != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def wait(device: str) -> None:
+    """Wait until the device has finished all queued work."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 class Kept(SFTTrainer):  # type: ignore[misc]
@@ -137,7 +154,7 @@ def main() -> None:
         "outcome": "measured",
         "timed_s": marks.timed_s,
         "first_step_s": marks.first_step_s,
-        "steps_s": seconds_between(marks.marks, case["device"]),
+        "steps_s": [a.elapsed_time(b) / 1000 if cuda else b - a for a, b in pairwise(marks.marks)],
         "n_tokens": int(sum(n_tokens[marks.n_warmup_steps :])),
         "losses": losses,
         "peak_memory_bytes": torch.cuda.max_memory_reserved() if cuda else None,

@@ -67,7 +67,7 @@ def test_the_complete_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) 
 
 def work(folder: Path) -> training.Work:
     shape: dict[str, Any] = {"device": "cpu", "model": "tiny", "sizes": {}}
-    return training.Work(folder=folder, peak_tflops=None, soak_s=0.0, measure_s=0.0, **shape)
+    return training.Work(folder=folder, soak_s=0.0, measure_s=0.0, **shape)
 
 
 def killed(name: str, work: training.Work) -> None:
@@ -79,7 +79,7 @@ def raising(name: str, work: training.Work) -> None:
 
 
 def test_a_part_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = Namespace(start="fork", part_limit_s=60)
+    args = Namespace(part_limit_s=60)
     ends = {killed: "exit -9: no message", raising: "exit 1: ValueError: no such kernel"}
     for part, message in ends.items():
         monkeypatch.setattr(train_gpu.parts, "run", part)
@@ -87,8 +87,7 @@ def test_a_part_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_card_is_recognized_by_its_drivers_name() -> None:
-    known = describe_card("NVIDIA H200", 1, peak_tflops=None)
+    known = describe_card("NVIDIA H200", 1)
     assert (known.name, known.peak_bf16_flops_per_s) == ("H200 SXM", 989.5e12)
     assert known.memory_total_bytes == 1
-    assert describe_card("NVIDIA H2", 1, peak_tflops=None).peak_bf16_flops_per_s is None
-    assert describe_card("NVIDIA H2", 1, peak_tflops=100).peak_bf16_flops_per_s == 100e12
+    assert describe_card("NVIDIA H2", 1).peak_bf16_flops_per_s is None
