@@ -12,6 +12,8 @@ Parts, in the order they run until the budget is spent:
 - lora, full, dora, qlora: the plan's own settings. As in a run, the model, its packed documents and
   the route are checked before the first step, with the result in words;
 - resume: under deterministic kernels the same SHA-256 of all weights, stopped and resumed or not;
+- packing: the logits of a row's documents do not change by one bit with the documents around them,
+  and by how much they differ from those of each document alone in a row;
 - trl, trl-compiled, unsloth: other trainers on the rows of lora, from its adapter and at its
   micro-batch, without padding; if not installed here, the reason;
 - ...-no-compile, -sdpa-mask, -checkpointing: one switch the other way.
@@ -59,7 +61,7 @@ from expertflow.tokens.records import PackingRecord
 
 # The most informative parts come first; a spent budget may leave out the one-switch variants.
 ORDER = (
-    *("ceilings", "lora", "resume", *PEERS, "full", "dora", "qlora"),
+    *("ceilings", "lora", "resume", "packing", *PEERS, "full", "dora", "qlora"),
     *(name for name in parts.VARIANTS if "-" in name),
 )
 

@@ -4,16 +4,21 @@ import gc
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from expertflow.core.disk import check_space
 from expertflow.core.errors import HardwareError
 from expertflow.core.records import to_json
 from expertflow.plan.flops import CONVENTION, linear_weights
+from expertflow.tokens.arrow import PackedRows, read_rows
+from expertflow.train.feed.batches import Collator
 from expertflow.train.memory import OutOfMemory
+from expertflow.train.model.packed import causal_lm, find_head, hidden_states
 from expertflow.train.model.weights import weights_sha256
 from expertflow.train.processes import start_processes
 from expertflow.train.saved import checkpoint_files
@@ -113,11 +118,48 @@ def same_weights_after_resume(work: Work) -> dict[str, Any]:
     }
 
 
+@torch.no_grad()
+def packed_as_alone(work: Work) -> dict[str, Any]:
+    """Compare the logits of every document of a full row with those of the document alone.
+
+    Where it is, with other tokens around it, they must be equal to the bit. At the start of a row,
+    the same kernels may add in another order: the largest difference is relative to all logits.
+    """
+    plan, rows = plan_of(work, Variant()), read_rows(work.folder / "packed" / "train")
+    index = np.argmax(rows.seq_lengths.lengths)[None]
+    [ids], [lengths] = rows.take_ids(index), rows.seq_lengths.take(index).tolist()
+    found = []
+    with open_session(work, plan, name="packing") as session:
+        lm = causal_lm(session.run.loss.eval().model)
+
+        def logits(ids: Any, lengths: list[int], chosen: slice) -> torch.Tensor:
+            padding = [len(ids) - sum(lengths)] if len(ids) > sum(lengths) else []
+            row = PackedRows.from_lists(ids[None], [lengths + padding], [[]])
+            with session.run.processes.accelerator.autocast():
+                hidden = hidden_states(lm, Collator(row).batch(np.arange(1)))
+                return find_head(lm).compute_logits(hidden[0, chosen]).float()
+
+        for start, end in pairwise(np.cumsum([0, *lengths]).tolist()):
+            among_others, first = (ids + 1) % SIZES[work.model].facts.vocab_size, 0 * ids
+            among_others[start:end] = first[: end - start] = ids[start:end]
+            packed = logits(ids, lengths, slice(start, end))
+            there = logits(among_others, lengths, slice(start, end))
+            alone = logits(first, [end - start], slice(end - start))
+            found.append([x.abs().max() for x in (packed - there, packed - alone, alone)])
+    # Not max(), which may drop a NaN.
+    moved, apart, largest = torch.tensor(found).amax(0).tolist()
+    tolerance = 1e-4 if plan.precision == "fp32" else 0.05
+    figures = {"n_documents": len(lengths), "moved_by_others": moved, "apart": apart / largest}
+    passed = moved == 0 and apart <= tolerance * largest
+    return {"passed": passed, "figures": {**figures, "tolerance": tolerance}}
+
+
 PARTS: dict[str, Callable[[Work], dict[str, Any]]] = {
     "ceilings": measure_ceilings,
     **{name: partial(train, variant=variant, name=name) for name, variant in VARIANTS.items()},
     **{name: partial(time_peer, name=name) for name in PEERS},
     "resume": same_weights_after_resume,
+    "packing": packed_as_alone,
 }
 
 

@@ -31,7 +31,7 @@ def table(report: dict[str, Any]) -> str:
         *(_training(name, part) for name, part in parts.items() if name.split("-")[0] in TRAINED),
         "",
         *(line for name, part in parts.items() for line in _conditions(name, part)),
-        *(_check(name, parts[name]) for name in ("resume",) if name in parts),
+        *(_check(name, parts[name]) for name in ("resume", "packing") if name in parts),
     ]
     if report["left_out"]:
         lines.append(f"skipped, as the budget was spent: {', '.join(report['left_out'])}")

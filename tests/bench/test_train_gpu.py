@@ -22,7 +22,7 @@ from gpu_kit.training import describe_card
 
 pytestmark = pytest.mark.long
 
-PARTS = "ceilings,lora,lora-sdpa-mask,lora-checkpointing,full,dora,qlora,resume,"
+PARTS = "ceilings,lora,lora-sdpa-mask,lora-checkpointing,full,dora,qlora,resume,packing,"
 PARTS += "trl,trl-compiled,unsloth"
 # Packages missing on a rented machine with torch and transformers, by import name.
 ABSENT = (
@@ -45,7 +45,9 @@ def test_the_complete_kit_runs_small_on_a_cpu_with_few_packages(tmp_path: Path) 
     assert json.loads(done.stdout.splitlines()[-1]) == result
     parts = result["parts"]
     assert list(parts) == PARTS.split(",") and result["left_out"] == []
-    assert parts["resume"]["passed"]
+    assert parts["resume"]["passed"] and parts["packing"]["passed"]
+    figures = parts["packing"]["figures"]
+    assert figures["n_documents"] > 3 and figures["moved_by_others"] == 0
     assert "lora: model checked: head off by 0, packed documents by " in done.stdout
     for name in ("lora", "lora-sdpa-mask", "lora-checkpointing", "full", "dora"):
         part = parts[name]
