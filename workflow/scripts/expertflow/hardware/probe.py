@@ -9,6 +9,7 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,12 @@ def package_version(name: str, remedy: str) -> str:
         raise HardwareError(f"package {name} is not installed; {remedy}") from error
 
 
-def cpu_flops_per_s(width: int = 768, n_products: int = 3) -> float:
-    """Return this CPU's speed on the fastest of several large products in fp32."""
+@cache
+def cpu_flops_per_s(width: int = 512, n_products: int = 50) -> float:
+    """Return this CPU's speed on the fastest of many products in fp32, measured once.
+
+    Other load can only slow a product down, and short ones may escape it.
+    """
     # Imported here, since only a forecast for a CPU needs it.
     import numpy as np
 
