@@ -1,6 +1,7 @@
-"""Validate JSON against a schema in another process, which is killed if it costs too much.
+"""Validate JSON against a schema, within the limits of another process.
 
-``find_fault`` runs in the caller, ``main`` in that process.
+``find_fault`` runs in the caller, ``main`` in that process, which is killed if a document and its
+schema cost too much: references that double, patterns that backtrack endlessly.
 """
 
 import json
@@ -17,7 +18,7 @@ from jsonschema.exceptions import SchemaError, UnknownType, ValidationError
 from jsonschema_specifications import REGISTRY
 from referencing.exceptions import Unresolvable
 
-from expertflow.core.strict_json import iter_values, parse_json
+from expertflow.core.strict_json import parse_json
 from expertflow.core.worker import Worker, serve_messages
 from expertflow.data.reject import clip_message
 
@@ -28,22 +29,14 @@ CPU_S, MEMORY_BYTES = 1.8, 256 << 20
 _WALL_S = 120.0
 # Total text of the compiled schemas cached: checking one against its draft takes 3 ms.
 MAX_CACHED_CHARS = 1_000_000
-# References followed per document: minimum, per value, maximum. Of 796 SchemaStore documents 99 %
-# need fewer than 100 and the worst 4,360. 30 definitions that each refer twice to the next need
-# 2^30, as do nested alternatives, at up to 0.3 ms each.
-N_REFERENCES, N_REFERENCES_PER_VALUE, MAX_REFERENCES = 10_000, 10, 100_000
-# Limit for patterns that backtrack endlessly. Not covered: patternProperties that jsonschema itself
-# evaluates again for `unevaluatedProperties`, without a limit.
-REGEX_TIMEOUT_S = 1.0
-# What jsonschema raises if a reference leads to a non-schema that the draft's own schema did not
-# validate.
-_CRASHES = (ArithmeticError, AttributeError, LookupError, TypeError)
+# Raised by broken schemas, also if a `$ref` leads to a part that the draft's own schema did not
+# check. jsonschema uses `re` where patterns meet unevaluated names.
+BREAKDOWNS = (
+    *(SchemaError, Unresolvable, UnknownType, regex.error, re.error, ArithmeticError),
+    *(AttributeError, LookupError, TypeError, ValueError, RecursionError),
+)
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
-
-
-class TooCostlyError(Exception):
-    pass
 
 
 @cache
@@ -69,137 +62,108 @@ def find_fault(instance: Any, schema: Any) -> tuple[str, str] | None:
 
 
 def main(_: Any) -> None:
-    validators = SchemaValidators()
+    compiled: dict[str, Any] = {}
+
+    def judge(instance: Any, text: str) -> tuple[str, str]:
+        try:
+            if text not in compiled:
+                validator = compile_schema(parse_json(text))
+                # Drop all: most sources have few schemas, or a new one for each document.
+                if len(text) + sum(map(len, compiled)) > MAX_CACHED_CHARS:
+                    compiled.clear()
+                compiled[text] = validator
+            error = next(compiled[text].iter_errors(instance), None)
+        except (Unresolvable, RecursionError) as wrong:
+            return "schema_unresolvable", explain_breakdown(wrong)
+        except BREAKDOWNS as wrong:
+            return "schema_invalid", explain_breakdown(wrong)
+        if error is None:
+            return "", ""
+        broken = "allows nothing" if error.validator is None else f"violates {error.validator!r}"
+        return "json_schema_violation", f"{clip_message(error.json_path)} {broken}"
 
     def answer(message: dict[str, Any]) -> tuple[str, Any]:
         # Kills the process, even during a call into C.
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
-            fault = validators.fault(json.loads(message["instance"]), message["schema"])
+            found = judge(json.loads(message["instance"]), message["schema"])
         except MemoryError:
             # The cache may be what fills the memory.
             os._exit(1)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        return fault or ("", "")
+        return found
 
     serve_messages(answer, memory_bytes=MEMORY_BYTES, cpu_s=2)
 
 
-class SchemaValidators:
-    def __init__(self) -> None:
-        self._n_references, self._most_references = 0, 0
-        self._of_text: dict[str, tuple[Any, tuple[str, str] | None]] = {}
-        self._bounded = cache(self._bound)
+def compile_schema(schema: Any, unknown_draft: Any = None) -> Any:
+    """Return a validator that fetches nothing, of the draft that ``$schema`` names, else 2020-12.
 
-    def fault(self, instance: Any, text: str) -> tuple[str, str] | None:
-        allowed = N_REFERENCES + N_REFERENCES_PER_VALUE * sum(1 for _ in iter_values(instance))
-        self._n_references, self._most_references = 0, min(allowed, MAX_REFERENCES)
-        try:
-            validator, fault = self._cached(text)
-            if fault is not None:
-                return fault
-            error = next(validator.iter_errors(instance), None)
-        except TooCostlyError as given_up:
-            return "schema_too_costly", str(given_up)
-        except Unresolvable as unresolvable:
-            return "schema_unresolvable", f"never fetched: {clip_message(unresolvable)}"
-        except RecursionError:
-            return "schema_unresolvable", "it refers to itself endlessly, or nests too deeply"
-        except regex.error as wrong:
-            return "schema_invalid", f"a pattern: {clip_message(wrong)}"
-        except UnknownType as wrong:
-            return "schema_invalid", f"there is no type {clip_message(wrong.type)!r}"
-        except ValueError as wrong:  # urllib's, for a malformed URL
-            return "schema_unresolvable", f"a reference: {clip_message(wrong)}"
-        except _CRASHES as wrong:
-            return "schema_invalid", f"a part of it is not a schema: {clip_message(wrong)}"
-        if error is None:
-            return None
-        broken = "allows nothing" if error.validator is None else f"violates {error.validator!r}"
-        return "json_schema_violation", f"{clip_message(error.json_path)} {broken}"
-
-    def _cached(self, text: str) -> tuple[Any, tuple[str, str] | None]:
-        if text not in self._of_text:
-            compiled = self._compile(text)
-            # Drop all: most sources have few schemas, or a new one for each document.
-            if len(text) + sum(map(len, self._of_text)) > MAX_CACHED_CHARS:
-                self._of_text.clear()
-            self._of_text[text] = compiled
-        return self._of_text[text]
-
-    def _compile(self, text: str) -> tuple[Any, tuple[str, str] | None]:
-        try:
-            schema = parse_json(text)
-        except ValueError as error:
-            return None, ("schema_invalid", clip_message(error))
-        if not isinstance(schema, dict | bool):
-            return None, ("schema_invalid", "a schema is an object, true or false")
-        draft: Any = Draft202012Validator
-        if isinstance(schema, dict) and "$schema" in schema:
-            named, validator_for = schema["$schema"], cast(Any, validators.validator_for)
-            draft = validator_for(schema, default=None) if isinstance(named, str) else None
-        if draft is None:
-            return None, ("schema_unresolvable", "$schema is not a draft from 3 to 2020-12")
-        try:
-            # No formats: how many are checked depends on which packages are installed.
-            draft.check_schema(schema, format_checker=FormatChecker(()))
-        except SchemaError as error:
-            return None, ("schema_invalid", clip_message(f"{error.json_path}: {error.message}"))
-        except RecursionError:
-            return None, ("schema_invalid", "nested too deeply")
-        # The registry contains the drafts' own schemas; without one, jsonschema downloads.
-        return self._bounded(draft)(schema, registry=REGISTRY), None
-
-    def _bound(self, draft: Any) -> Any:
-        bounded = pattern_keywords(_matches) | {"uniqueItems": _unique_items}
-        known = {name: keyword for name, keyword in bounded.items() if name in draft.VALIDATORS}
-        for name in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if name in draft.VALIDATORS:
-                known[name] = self._counted(draft.VALIDATORS[name])
-        extend: Any = validators.extend
-        return extend(draft, known)
-
-    def _counted(self, follow: Keyword) -> Keyword:
-        def keyword(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any] | None:
-            self._n_references += 1
-            if self._n_references > self._most_references:
-                raise TooCostlyError(f"more than {self._most_references:,} references to follow")
-            return follow(validator, value, instance, schema)
-
-        return keyword
+    ``unknown_draft`` is used if it names no draft. Raises one of ``BREAKDOWNS``.
+    """
+    if not isinstance(schema, dict | bool):
+        raise ValueError("a schema is an object, true or false")
+    draft: Any = Draft202012Validator
+    if isinstance(schema, dict) and "$schema" in schema:
+        named, validator_for = schema["$schema"], cast(Any, validators.validator_for)
+        known = validator_for(schema, default=None) if isinstance(named, str) else None
+        if (draft := known or unknown_draft) is None:
+            raise Unresolvable("$schema is not a draft from 3 to 2020-12")
+    # No formats: how many are checked depends on which packages are installed.
+    draft.check_schema(schema, format_checker=FormatChecker(()))
+    # The registry contains the drafts' own schemas; without one, jsonschema downloads.
+    return _with_keywords(draft)(schema, registry=REGISTRY)
 
 
-def pattern_keywords(matches: Callable[[str, str], bool]) -> dict[str, Keyword]:
-    """Return the pattern keywords, matched in document order; jsonschema's vary by run."""
+def explain_breakdown(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it refers to itself endlessly, or nests too deeply"
+    if isinstance(error, UnknownType):
+        return f"there is no type {error.type!r:.60}"
+    if isinstance(error, SchemaError):
+        return clip_message(f"{error.json_path}: {error.message}")
+    if isinstance(error, Unresolvable):
+        return f"never fetched: {clip_message(error)}"
+    return clip_message(error) or type(error).__name__
 
-    def pattern(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
-        if validator.is_type(instance, "string") and not matches(wanted, instance):
-            yield ValidationError(f"{instance!r:.60} does not match {wanted!r}")
 
-    def properties(validator: Any, schemas: Any, instance: Any, _: Any) -> Iterator[Any]:
-        if validator.is_type(instance, "object"):
-            for wanted, schema in schemas.items():
-                for key, value in instance.items():
-                    if matches(wanted, key):
-                        yield from validator.descend(value, schema, path=key, schema_path=wanted)
+@cache
+def _with_keywords(draft: Any) -> Any:
+    extend: Any = validators.extend
+    return extend(draft, {name: KEYWORDS[name] for name in KEYWORDS if name in draft.VALIDATORS})
 
-    def additional(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if not validator.is_type(instance, "object"):
-            return
-        named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-        for key, value in instance.items():
-            if key in named or any(matches(pattern, key) for pattern in patterns):
-                continue
-            if validator.is_type(wanted, "object"):
-                yield from validator.descend(value, wanted, path=key)
-            elif not wanted:
-                yield ValidationError(f"{key!r:.60} is unexpected", path=(key,))
 
-    return {
-        "pattern": pattern,
-        "patternProperties": properties,
-        "additionalProperties": additional,
-    }
+# Keywords matched in document order, where jsonschema's vary by run, and by patterns that are close
+# to what JSON Schema specifies: V0 is `re` syntax plus \p{…}.
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> Any:
+    return regex.compile(pattern, regex.V0)
+
+
+def _pattern(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
+    if validator.is_type(instance, "string") and not _compiled(wanted).search(instance):
+        yield ValidationError(f"{instance!r:.60} does not match {wanted!r}")
+
+
+def _pattern_properties(validator: Any, schemas: Any, instance: Any, _: Any) -> Iterator[Any]:
+    if validator.is_type(instance, "object"):
+        for wanted, schema in schemas.items():
+            for key, value in instance.items():
+                if _compiled(wanted).search(key):
+                    yield from validator.descend(value, schema, path=key, schema_path=wanted)
+
+
+def _additional(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    if not validator.is_type(instance, "object"):
+        return
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for key, value in instance.items():
+        if key in named or any(_compiled(pattern).search(key) for pattern in patterns):
+            continue
+        if validator.is_type(wanted, "object"):
+            yield from validator.descend(value, wanted, path=key)
+        elif not wanted:
+            yield ValidationError(f"{key!r:.60} is unexpected", path=(key,))
 
 
 def _unique_items(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
@@ -221,22 +185,9 @@ def _whole_numbers(value: Any) -> Any:
     return value
 
 
-def _matches(pattern: str, text: str) -> bool:
-    try:
-        return _compiled(pattern).search(text, timeout=REGEX_TIMEOUT_S) is not None
-    except TimeoutError as error:
-        raise TooCostlyError(f"a pattern takes longer than {REGEX_TIMEOUT_S:g} s") from error
-
-
-# Escapes, classes and comments, where `(?R)` is literal; elsewhere it recurses.
-_LITERALS = re.compile(r"\\.|\(\?#[^)]*\)|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
-_RECURSION = re.compile(r"\(\?(?:R|[+-]?\d+|&\w+|P>\w+)\)")
-
-
-@lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> Any:
-    # JSON Schema patterns have no recursion; `regex` bounds neither its time nor its memory.
-    if _RECURSION.search(_LITERALS.sub("", pattern)):
-        raise regex.error("it refers to itself, which JSON Schema does not allow")
-    # V0 is `re` syntax plus \p{…}, which JSON Schema patterns may use.
-    return regex.compile(pattern, regex.V0)
+KEYWORDS: dict[str, Keyword] = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional,
+    "uniqueItems": _unique_items,
+}

@@ -1,31 +1,18 @@
 """Judge JSON: whether it parses, is valid under its schema, and equals the reference."""
 
-import re
-from functools import lru_cache
 from typing import Any
 
-import regex
-from jsonschema import Draft202012Validator, FormatChecker, validators
-from jsonschema.exceptions import SchemaError, UnknownType, ValidationError
-from jsonschema_specifications import REGISTRY
-from referencing.exceptions import Unresolvable
+from jsonschema import Draft202012Validator
 
 from expertflow.core.errors import EvaluationError
 from expertflow.core.strict_json import parse_json
-from expertflow.data.checks.json_schema import pattern_keywords
+from expertflow.data.checks.json_schema import BREAKDOWNS, compile_schema, explain_breakdown
 from expertflow.evaluate.answer_text import strip_code_fence
 from expertflow.evaluate.isolation.rows import one_line
 from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.scoring import IsolatedTask
 
 MAX_CHARS = 200_000
-
-# Raised by broken schemas, also if a `$ref` leads to a part that the draft's own schema did not
-# check. jsonschema uses `re` where patterns meet unevaluated names.
-_BREAKDOWNS = (
-    SchemaError, Unresolvable, UnknownType, regex.error, re.error,
-    ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError,
-)  # fmt: skip
 
 
 class JsonSchema(IsolatedTask):
@@ -49,10 +36,11 @@ class JsonSchema(IsolatedTask):
         except ValueError as error:
             raise EvaluationError(f"the reference is not JSON: {error}") from error
         try:
-            validator = _validator(parse_answer(schema))
+            validator = compile_schema(parse_answer(schema), Draft202012Validator)
             broken = _first_error(validator, wanted)
-        except _BREAKDOWNS as error:
-            raise EvaluationError(f"the schema is unusable: {_why(error)}") from error
+        except BREAKDOWNS as error:
+            why = explain_breakdown(error)
+            raise EvaluationError(f"the schema is unusable: {why}") from error
         if broken is not None:
             raise EvaluationError(f"the schema rejects the reference: {broken}")
         try:
@@ -63,9 +51,9 @@ class JsonSchema(IsolatedTask):
             broken = _first_error(validator, found)
         except RecursionError:
             return Judgment("did_not_parse", "nested too deeply to validate")
-        except _BREAKDOWNS as error:
+        except BREAKDOWNS as error:
             # Only a branch that the reference does not take gets here.
-            return Judgment("schema_error", _why(error))
+            return Judgment("schema_error", explain_breakdown(error))
         if broken is not None:
             return Judgment("invalid", broken)
         return Judgment("correct" if equal_json(found, wanted) else "valid_but_different")
@@ -89,33 +77,6 @@ def equal_json(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _validator(schema: Any) -> Any:
-    if not isinstance(schema, dict | bool):
-        raise ValueError("a schema is an object, true or false")
-    draft: Any = validators.validator_for(schema, default=Draft202012Validator)
-    # By default, `format` in the draft's own schema checks patterns with Python's `re`.
-    draft.check_schema(schema, format_checker=FormatChecker(()))
-    # An explicit registry of the drafts' schemas replaces jsonschema's, which downloads.
-    return _with_patterns(draft)(schema, registry=REGISTRY)
-
-
-@lru_cache
-def _with_patterns(draft: Any) -> Any:
-    """Derive a draft's validator whose patterns are closer to what JSON Schema specifies."""
-    # The module caches compiled patterns.
-    own = pattern_keywords(lambda pattern, text: bool(regex.search(pattern, text, regex.V0)))
-    extend: Any = validators.extend
-    return extend(draft, {name: own[name] for name in own if name in draft.VALIDATORS})
-
-
 def _first_error(validator: Any, value: Any) -> str | None:
-    error: ValidationError | None = next(iter(validator.iter_errors(value)), None)
+    error = next(iter(validator.iter_errors(value)), None)
     return None if error is None else f"{one_line(error.json_path)}: {one_line(error.message)}"
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it refers to itself endlessly"
-    if isinstance(error, UnknownType):
-        return f"there is no type {error.type!r:.60}"
-    return one_line(error) or type(error).__name__
