@@ -14,9 +14,8 @@ from made_up_documents import one_sql_process, score, spec
 from support import PATIENCE_S
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.isolation import sql_worker
 from expertflow.evaluate.isolation.rows import same_rows
-from expertflow.evaluate.isolation.sql_worker import Limits, Reader, is_ordered
+from expertflow.evaluate.isolation.sql_worker import Limits, connect_file, is_ordered, run_query
 from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks.sql_execution import SqlExecution
 
@@ -184,7 +183,7 @@ def test_rows_in_a_write_ahead_log_are_not_ignored(tmp_path: Path) -> None:
 def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -> None:
     database = tmp_path / "a.db"
     sqlite3.connect(database).executescript("CREATE TABLE item (id)").connection.close()
-    connection = sql_worker._connect(database, Limits())
+    connection = connect_file(database, Limits())
     connection.execute("PRAGMA query_only = OFF")
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         connection.execute("DELETE FROM item")
@@ -195,49 +194,24 @@ def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -
     connection.close()
 
 
-def test_a_rejected_query_ends_a_connection(
-    database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[sqlite3.Connection] = []
-    connect = sqlite3.connect
-    functions = ("edit", "readfile", "writefile", "fts3_tokenizer", "load_extension")
-
-    def count(*words: Any, **settings: Any) -> sqlite3.Connection:
-        opened.append(connect(*words, **settings))
+def test_functions_that_reach_files_are_refused(database: Path) -> None:
+    connection = connect_file(database, LIMITS)
+    for name in ("edit", "readfile", "writefile", "fts3_tokenizer", "load_extension"):
         # Some builds of SQLite have them.
-        for name in functions:
-            opened[-1].create_function(name, 1, str)
-        return opened[-1]
-
-    monkeypatch.setattr(sqlite3, "connect", count)
-    reader = Reader(LIMITS)
-    refusals = {f"SELECT {name}('x')": f"{name} is not allowed" for name in functions}
-    hoard = f"{SERIES} LIMIT 999) SELECT hex(zeroblob(400000)) AS h FROM n ORDER BY h"
-    limited = {hoard: "more than 256 MiB", "SELECT zeroblob(2000000000)": "string or blob too big"}
-    for query, refusal in (refusals | limited).items():
-        n_opened = len(opened)
-        for harmless in (GOLD, f"SELECT {'x' * 300}", "SELECT" + " " * 10**5, "SELECT 2"):
-            assert len(reader.run_query(harmless, database).detail) in (0, 29, 200)
-        assert len(opened) == n_opened + 1
-        assert reader.run_query(query, database).detail == refusal
-    # Only the last database stays open.
-    reader.run_query(GOLD, database)
-    assert reader.run_query("SELECT 1", database.with_name("other.db")).kind == "syntax_error"
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        opened[-1].execute("SELECT 1")
-    reader.close()
-    for connection in opened:
-        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-            connection.execute("SELECT 1")
+        connection.create_function(name, 1, str)
+        refusal = run_query(connection, f"SELECT {name}('x')", LIMITS)
+        assert refusal.detail == f"{name} is not allowed"
+        assert run_query(connection, GOLD, LIMITS).kind == "rows"
+    connection.close()
 
 
 def test_each_query_has_its_own_budget(database: Path) -> None:
-    reader = Reader(Limits(n_instructions=300_000))
+    connection = connect_file(database, LIMITS)
     query = f"{SERIES} LIMIT 10000) SELECT count(*) FROM n"
-    kinds = {reader.run_query(query, database).kind for _ in range(5)}
+    kinds = {run_query(connection, query, Limits(n_instructions=300_000)).kind for _ in range(5)}
     assert kinds == {"rows"}
-    assert Reader(Limits(n_instructions=50_000)).run_query(query, database).kind == "timed_out"
-    reader.close()
+    assert run_query(connection, query, Limits(n_instructions=50_000)).kind == "timed_out"
+    connection.close()
 
 
 def test_is_ordered_looks_at_the_outermost_select() -> None:

@@ -26,7 +26,7 @@ from expertflow.evaluate.isolation.sql_worker import (
     is_ordered,
     judge_rows,
     limit_connection,
-    run_guarded,
+    run_query,
 )
 
 N_STATES = 20
@@ -145,25 +145,21 @@ class Suite:
         except UnusableError as error:
             return "syntax_error", str(error)
         for number, state in enumerate(self.states):
-            found, _ = run_guarded(state.connection, prediction, self._limits)
+            found = run_query(state.connection, prediction, self._limits)
             kind, detail = judge_rows(found, state.wanted, ordered=state.ordered)
             if kind != "correct":
                 return ("wrong_elsewhere" if number and kind == "wrong_rows" else kind), detail
         return "correct", ""
 
-    def close(self) -> None:
-        for state in self.states:
-            state.connection.close()
-
     def _add(self, connection: sqlite3.Connection, *, is_given: bool = False) -> None:
-        wanted, _ = run_guarded(connection, self._reference, self._limits)
+        wanted = run_query(connection, self._reference, self._limits)
         if wanted.kind != "rows" and (is_given or not self.states):
             detail = f"{wanted.kind}: {wanted.detail}" if wanted.detail else wanted.kind
             raise UnusableError(f"its reference query fails ({detail})")
         connection.set_authorizer(None)
         # If this changes the order of rows, the reference does not determine it.
         connection.execute("PRAGMA reverse_unordered_selects = ON")
-        again, _ = run_guarded(connection, self._reference, self._limits)
+        again = run_query(connection, self._reference, self._limits)
         connection.set_authorizer(None)
         connection.execute("PRAGMA reverse_unordered_selects = OFF")
         is_ordered_here = self._ordered and _agree(wanted, again, ordered=True)

@@ -9,9 +9,10 @@ library is imported: the process starts quickly and has nothing worth stealing.
 import re
 import sqlite3
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,58 +68,22 @@ class Limits:
     wall_s: float = 60.0
 
 
-class Reader:
-    """Queries databases and keeps the last one open, since opening reads the complete schema.
-
-    With thousands of tables that takes a thousand times as long as most queries. Queries leave
-    nothing behind: they can create nothing, statements are not cached, budgets are separate, and
-    the next one gets a new connection after a refusal or an exhausted budget.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._open: dict[Path, sqlite3.Connection] = {}
-
-    def run_query(self, query: str, database: Path) -> QueryAnswer:
-        """Run one SELECT and return its rows; any other outcome is a kind of failure."""
-        try:
-            if database not in self._open:
-                self.close()
-                self._open[database] = _connect(database, self._limits)
-        except sqlite3.Error as error:
-            return _failure(error, ())
-        answer, is_harmless = run_guarded(self._open[database], query, self._limits)
-        if not is_harmless:
-            self.close()
-        return answer
-
-    def close(self) -> None:
-        for connection in self._open.values():
-            connection.close()
-        self._open.clear()
-
-
-def run_guarded(
-    connection: sqlite3.Connection, query: str, limits: Limits
-) -> tuple[QueryAnswer, bool]:
-    """Run one SELECT; return rows or a kind of failure, and whether the connection is intact."""
+def run_query(connection: sqlite3.Connection, query: str, limits: Limits) -> QueryAnswer:
+    """Run one SELECT and return its rows; any other outcome is a kind of failure."""
     if (n := limits.n_query_chars) < len(query):
-        return QueryAnswer("syntax_error", f"longer than {n} characters"), True
+        return QueryAnswer("syntax_error", f"longer than {n} characters")
     query = clean_query(query)
     if (refusal := _refuse(query)) is not None:
-        return refusal, True
+        return refusal
     denied: list[str] = []
     try:
         _guard(connection, limits, denied)
         with closing(connection.cursor()) as cursor:
-            answer = _fetch(cursor.execute(query), limits)
-        return answer, answer.kind == "rows"
+            return _fetch(cursor.execute(query), limits)
     except MemoryError:
-        return QueryAnswer("timed_out", f"more than {limits.heap_bytes >> 20} MiB"), False
+        return QueryAnswer("timed_out", f"more than {limits.heap_bytes >> 20} MiB")
     except sqlite3.Error as error:
-        # E.g. an unknown name: common and harmless.
-        code = getattr(error, "sqlite_errorcode", None)
-        return _failure(error, denied), code == sqlite3.SQLITE_ERROR and not denied
+        return _failure(error, denied)
 
 
 def clean_query(query: str) -> str:
@@ -152,7 +117,7 @@ def _refuse(query: str) -> QueryAnswer | None:
     return None
 
 
-def _connect(database: Path, limits: Limits) -> sqlite3.Connection:
+def connect_file(database: Path, limits: Limits) -> sqlite3.Connection:
     # immutable: SQLite takes no locks and looks for no journal next to the file.
     uri = f"{database.as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
@@ -224,32 +189,40 @@ def judge_rows(found: QueryAnswer, wanted: QueryAnswer, *, ordered: bool) -> tup
 
 def main(options: dict[str, Any]) -> None:
     limits = Limits(**options)
-    reader, ordered, suite = Reader(limits), False, None
-    wanted = QueryAnswer("empty")
+    # The last database stays open: with thousands of tables, reading the schema takes a thousand
+    # times as long as most queries.
+    connect = lru_cache(maxsize=1)(lambda path: connect_file(Path(path), limits))
+    judges: list[Callable[[str], tuple[str, str]]] = []
+
+    def prepare_suite(schema: str, reference: str) -> tuple[str, str]:
+        # Imported here: sqlglot takes longer to import than most queries to run.
+        from expertflow.evaluate.isolation.sql_suite import Suite, UnusableError
+
+        try:
+            judges.append(Suite(schema, reference, limits).judge)
+        except (UnusableError, sqlite3.Error, MemoryError) as error:
+            return "unusable", one_line(error) or "its databases take too much memory"
+        return "rows", ""
+
+    def prepare_database(path: str, reference: str) -> tuple[str, str]:
+        try:
+            connection = connect(path)
+        except sqlite3.Error as error:
+            return "syntax_error", one_line(error)
+        ordered = is_ordered(clean_query(reference))
+        wanted = run_query(connection, reference, limits)
+        judges.append(
+            lambda query: judge_rows(run_query(connection, query, limits), wanted, ordered=ordered)
+        )
+        return wanted.kind, wanted.detail
 
     # First {schema, reference} or {database, reference}, then predictions to compare with it.
     def answer(message: dict[str, str]) -> tuple[str, str]:
-        nonlocal wanted, ordered, suite
+        if "prediction" in message:
+            return judges[0](message["prediction"])
+        judges.clear()  # before the next ones take memory
         if "schema" in message:
-            # Imported here: sqlglot takes longer to import than most queries to run.
-            from expertflow.evaluate.isolation.sql_suite import Suite, UnusableError
-
-            if suite is not None:
-                suite.close()
-            try:
-                suite = Suite(message["schema"], message["reference"], limits)
-            except (UnusableError, sqlite3.Error, MemoryError) as error:
-                suite = None
-                return "unusable", one_line(error) or "its databases take too much memory"
-            return "rows", ""
-        if suite is not None:
-            return suite.judge(message["prediction"])
-        database = Path(message["database"])
-        if "reference" in message:
-            ordered = is_ordered(clean_query(message["reference"]))
-            wanted = reader.run_query(message["reference"], database)
-            return wanted.kind, wanted.detail
-        found = reader.run_query(message["prediction"], database)
-        return judge_rows(found, wanted, ordered=ordered)
+            return prepare_suite(message["schema"], message["reference"])
+        return prepare_database(message["database"], message["reference"])
 
     serve_messages(answer, memory_bytes=limits.memory_bytes, cpu_s=limits.cpu_s)

@@ -56,7 +56,6 @@ class SqlExecution(IsolatedTask):
     def judge(self, example: Example, answer: str) -> Judgment:
         reference, prediction = strip_code_fence(example.reference), strip_code_fence(answer)
         if (schema := self.read_optional(example, "schema")) is not None:
-            # The worker keeps these databases for the prediction that follows.
             kind, detail = self.worker.ask({"schema": schema, "reference": reference})
             if kind != "rows":
                 raise EvaluationError(detail)
@@ -86,4 +85,5 @@ class SqlExecution(IsolatedTask):
                 f"its reference query fails on {path.name} ({kind}: {detail}); "
                 "fix or remove the record"
             )
-        return Judgment(*self.worker.ask({"database": database, "prediction": prediction}))
+        # The worker keeps what it made of the reference for the prediction that follows.
+        return Judgment(*self.worker.ask({"prediction": prediction}))
