@@ -15,21 +15,27 @@ from judge_server import Answering, Asked, Response, judge_server
 from made_up_documents import example, judge_spec
 
 from expertflow.core.records import write_record
+from expertflow.evaluate import judge
 from expertflow.evaluate.judge import (
     MAX_COUNT,
     JudgedPair,
-    Patience,
     judge_pairs,
     make_messages,
     read_verdict,
 )
 from expertflow.evaluate.records import JudgeResult
 
-QUICK = Patience(first_wait_s=0.01, longest_wait_s=0.5, n_at_once=2)
+FIRST_WAIT_S = 0.01
 KEY = "sk-not-a-real-key-0123456789"
 
-
 CONTENT = '{"winner": "A"}'
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = {"FIRST_WAIT_S": FIRST_WAIT_S, "LONGEST_WAIT_S": 0.5, "N_AT_ONCE": 2}
+    for name, value in quick.items():
+        monkeypatch.setattr(judge, name, value)
 
 
 def body(content: object) -> bytes:
@@ -55,13 +61,12 @@ def judged(
     questions: list[JudgedPair],
     *,
     seed: int = 0,
-    patience: Patience = QUICK,
     certificate: ssl.SSLContext | None = None,
     **changes: Any,
 ) -> tuple[JudgeResult, list[Asked]]:
     with judge_server(answering, certificate) as stub:
         spec = judge_spec(stub.endpoint, **changes)
-        result = judge_pairs(spec, questions, seed=seed, patience=patience)
+        result = judge_pairs(spec, questions, seed=seed)
     return result, stub.asked
 
 
@@ -110,10 +115,11 @@ def test_mixed_verdicts_are_counted_and_the_interval_takes_the_ties_as_they_are(
     assert result.ci95 == pytest.approx((0.4274, 0.8428), abs=2e-4)
 
 
-def test_the_seed_decides_pairs_and_order() -> None:
+def test_the_seed_decides_pairs_and_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "N_AT_ONCE", 1)
+
     def bodies(seed: int) -> list[str]:
-        one_by_one = Patience(n_at_once=1)
-        asked = judged(prefers("good"), pairs(20), seed=seed, patience=one_by_one, n_examples=5)[1]
+        asked = judged(prefers("good"), pairs(20), seed=seed, n_examples=5)[1]
         return [json.dumps(request.body) for request in asked]
 
     first, again, other = bodies(3), bodies(3), bodies(4)
@@ -136,7 +142,7 @@ def test_a_busy_server_is_asked_again(wait: str) -> None:
     result, asked = judged(busy_twice, pairs(2))
     assert (result.n_wins, result.n_failed, len(asked)) == (2, 0, 12)
     # However short the delay that the server requests.
-    assert all(later - first >= QUICK.first_wait_s for first, later, *_ in times_s.values())
+    assert all(later - first >= FIRST_WAIT_S for first, later, *_ in times_s.values())
 
 
 @pytest.mark.parametrize(
@@ -157,10 +163,9 @@ def test_a_busy_server_is_asked_again(wait: str) -> None:
             2,
             "HTTP 429, retry only after",
         ),
-        # Permanent errors are tried once per thread, and consecutive failures end the requests.
-        (Response(status=401), 20, 4, "HTTP 401"),
-        (Response(status=404), 20, 4, "HTTP 404"),
-        (Response(status=302, headers={"Location": "http://127.0.0.1:9/x"}), 20, 4, "HTTP 302"),
+        # Consecutive failures end the requests.
+        (Response(status=401), 40, 10, "gave up after consecutive failures: HTTP 401"),
+        (Response(status=302, headers={"Location": "http://127.0.0.1:9/x"}), 2, 4, "HTTP 302"),
         (Response("?", status=418), 40, 19, "gave up after consecutive failures: HTTP 418"),
     ],
 )
@@ -194,11 +199,11 @@ def test_a_self_signed_certificate_is_not_trusted(tmp_path: Path) -> None:
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
     result, asked = judged(prefers("good"), pairs(2), certificate=context)
     assert (result.n_failed, asked) == (2, [])
-    assert "certificate is not trusted" in str(result.reason)
+    assert "no connection (SSLCertVerificationError)" in str(result.reason)
 
 
 def test_an_unreachable_server_is_a_failure() -> None:
-    result = judge_pairs(judge_spec("http://127.0.0.1:9"), pairs(2), seed=0, patience=QUICK)
+    result = judge_pairs(judge_spec("http://127.0.0.1:9"), pairs(2), seed=0)
     assert result.n_failed == 2
     assert "no connection (ConnectionRefusedError)" in str(result.reason)
 
@@ -233,14 +238,14 @@ def test_settings_that_would_leak_the_key_are_rejected_without_repeating_it(
         ("http://example.org/v1", KEY, "must not be sent over plain http"),
         (here, "", "A_JUDGE_KEY is not set"),
         (here, KEY + "\r\nX: y", "contains a character that no key has"),
-        (f"https://user:{KEY}@example.org/v1", KEY, "contains a user, query or fragment"),
-        (f"{here}?key={KEY}", KEY, "contains a user, query or fragment"),
-        ("https://example.org:99999/v1", KEY, "is not a URL"),
-        ("https://exa mple.org/v1", KEY, "contains a space"),
+        (f"https://user:{KEY}@example.org/v1", KEY, "is not a plain address"),
+        (f"{here}?key={KEY}", KEY, "is not a plain address"),
+        ("https://example.org:99999/v1", KEY, "is not a plain address"),
+        ("https://exa mple.org/v1", KEY, "is not a plain address"),
     ):
         monkeypatch.setenv("A_JUDGE_KEY", key)
         spec = judge_spec(endpoint, api_key_env="A_JUDGE_KEY")
-        result = judge_pairs(spec, pairs(2), seed=0, patience=QUICK)
+        result = judge_pairs(spec, pairs(2), seed=0)
         assert (result.n_failed, result.n_input_tokens) == (2, None)
         assert reason in str(result.reason)
         assert KEY not in caplog.text + repr(result)
@@ -252,8 +257,8 @@ def test_verdicts_are_read_tolerantly() -> None:
         '{"winner": "Tie", "why": "{"}': "tie",
         '<think>{"winner": "A"}</think>{"winner": "B"}': "B",
         'It quotes {"winner": "A"}, but: {"winner": "B"}': "B",
-        '{"verdict": {"winner": "Answer A"}}': None, '{"winner": 1}': None, "": None,
-        "{" * 50_000: None,
+        '{"verdict": {"winner": "Answer A"}}': "A", '{"winner": 1}': None, "": None,
+        '{"winner": "B", "why": "not {\\"winner\\": \\"A\\"}"}': "B", "{" * 50_000: None,
     }  # fmt: skip
     assert {reply: read_verdict(reply) for reply in expected} == expected
 

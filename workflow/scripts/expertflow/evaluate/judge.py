@@ -37,6 +37,12 @@ Side = Literal["before", "after", "tie"]
 # Tokens of a prompt and its reply, null if the endpoint does not count them.
 Usage = tuple[int | None, int | None]
 
+# Busy servers and time-outs are retried, with pauses that double.
+N_ATTEMPTS = 5
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+N_AT_ONCE = 4
+# Consecutive failures before giving up on all requests.
+N_FAILURES = 8
 MAX_CHARS = 20_000
 MAX_REPLY_BYTES = 1 << 20
 # Larger counts are nonsense, and not exact as floats.
@@ -51,6 +57,7 @@ holds them. The order of the answers and their length mean nothing. The referenc
 answer; others may be right as well.
 Reply with one JSON object and nothing else: {{"winner": "A"}} or {{"winner": "B"}}, or \
 {{"winner": "tie"}} where neither is better."""
+_WINNER = re.compile(r'"winner"\s*:\s*"([^"]*)"')
 _WINNERS = {"a": "A", "b": "B", "answer a": "A", "answer b": "B"}
 _WINNERS |= dict.fromkeys(("tie", "neither", "both", "draw"), "tie")
 
@@ -61,18 +68,6 @@ class JudgedPair(Record, frozen=True):
     after: str
 
 
-class Patience(Record, frozen=True, kw_only=True):
-    """Timeouts and retries of a judge; a time-out is retried once, a busy server more often."""
-
-    n_attempts: int = 5
-    n_timeouts: int = 2
-    first_wait_s: float = 1.0
-    longest_wait_s: float = 60.0
-    n_at_once: int = 4
-    # Consecutive failures before giving up on all requests.
-    n_failures: int = 8
-
-
 class _Opinion(Record, frozen=True):
     side: Side | None
     usage: Usage | None = None
@@ -80,19 +75,14 @@ class _Opinion(Record, frozen=True):
 
 
 class _JudgeError(Exception):
-    """A failed request; ``is_final``: others will fail too, ``is_busy``: retry after ``wait_s``."""
+    """A failed request, to be sent again after ``wait_s`` unless that is null."""
 
-    is_final = is_busy = timed_out = is_old_style = False
-    wait_s = 0
-
-    def __init__(self, reason: str, **more: Any) -> None:
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
         super().__init__(reason)
-        vars(self).update(more)
+        self.wait_s = wait_s
 
 
-def judge_pairs(
-    spec: JudgeSpec, questions: Sequence[JudgedPair], *, seed: int, patience: Patience | None = None
-) -> JudgeResult:
+def judge_pairs(spec: JudgeSpec, questions: Sequence[JudgedPair], *, seed: int) -> JudgeResult:
     """Ask the judge about ``spec.n_examples`` of the questions.
 
     The seed chooses them, and the order in which a pair is shown first. Errors of the judge or its
@@ -103,7 +93,7 @@ def judge_pairs(
     opinions: list[_Opinion] = []
     reason = None
     try:
-        judge, address = _Judge(spec, patience or Patience()), redact_address(spec.endpoint)
+        judge, address = _Judge(spec), redact_address(spec.endpoint)
         LOG.info("judge: sending %d pairs to %s (%s)", len(chosen), address, spec.model)
         opinions = asyncio.run(judge.ask_all(chosen, seed))
     except ConfigError as error:
@@ -163,9 +153,9 @@ def _sum_up(
 class _Judge:
     """Asks about several pairs at once until too many requests in a row have failed."""
 
-    def __init__(self, spec: JudgeSpec, patience: Patience) -> None:
+    def __init__(self, spec: JudgeSpec) -> None:
         """Check address and key, raising ConfigError."""
-        self._spec, self._patience = spec, patience
+        self._spec = spec
         key, url = _read_key(spec), spec.endpoint.rstrip("/")
         self._url = url if url.endswith("/chat/completions") else f"{url}/chat/completions"
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -179,8 +169,7 @@ class _Judge:
         )
         # By default it logs each request.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
-        self._slots = asyncio.Semaphore(patience.n_at_once)
-        self._not_before = 0.0
+        self._slots = asyncio.Semaphore(N_AT_ONCE)
         self._n_failures = 0
         self._ended: str | None = None
         # Newer models reject `max_tokens` and any temperature, and need `max_completion_tokens`;
@@ -208,13 +197,10 @@ class _Judge:
                 messages = make_messages(self._spec.criterion, pair.example, *answers)
                 text, usage = await self._retry(messages)
             except _JudgeError as error:
-                reason = str(error)
                 self._n_failures += 1
-                if self._ended is None and error.is_final:
-                    self._ended = reason
-                elif self._ended is None and self._n_failures >= self._patience.n_failures:
-                    self._ended = f"gave up after consecutive failures: {reason}"
-                return _Opinion(None, reason=reason)
+                if self._n_failures >= N_FAILURES:
+                    self._ended = f"gave up after consecutive failures: {error}"
+                return _Opinion(None, reason=str(error))
             self._n_failures = 0
         winner = read_verdict(text)
         if winner is None:
@@ -222,31 +208,21 @@ class _Judge:
         return _Opinion({"A": a, "B": b}.get(winner, "tie"), usage)
 
     async def _retry(self, messages: Sequence[dict[str, str]]) -> tuple[str, Usage]:
-        """Send one chat and return its reply, retrying as ``Patience`` allows."""
-        patience, n_timeouts, newer = self._patience, 0, bool(self._is_newer)
-        attempt, wait_s = 0, patience.first_wait_s
-        while True:
-            attempt += 1
-            while (now := time.monotonic()) < self._not_before:
-                await asyncio.sleep(self._not_before - now)
+        """Send one chat and return its reply, waiting for a busy server."""
+        wait_s = FIRST_WAIT_S
+        for _ in range(N_ATTEMPTS - 1):
             try:
-                return await self._send(messages, newer)
+                return await self._send(messages, bool(self._is_newer))
             except _JudgeError as error:
-                n_timeouts += error.timed_out
-                is_last = attempt == patience.n_attempts or n_timeouts >= patience.n_timeouts
-                if is_last or not (error.is_busy or error.is_old_style):
+                if error.wait_s is None:
                     raise
-                if error.is_old_style:
-                    # The prompt may be too long instead, so this is kept only once answered.
-                    newer = True
-                    continue
                 # Some servers send 0.
                 pause_s = max(wait_s, error.wait_s)
-                if pause_s > patience.longest_wait_s:
+                if pause_s > LONGEST_WAIT_S:
                     raise _JudgeError(f"{error}, retry only after {pause_s:.0f} s") from None
-                # A busy server is busy for all requests.
-                self._not_before = max(self._not_before, time.monotonic() + pause_s)
-                wait_s = min(2 * wait_s, patience.longest_wait_s)
+                await asyncio.sleep(pause_s)
+                wait_s *= 2
+        return await self._send(messages, bool(self._is_newer))
 
     async def _send(self, messages: Sequence[dict[str, str]], newer: bool) -> tuple[str, Usage]:
         n = self._spec.max_tokens
@@ -266,34 +242,25 @@ class _Judge:
                         raise _JudgeError(f"the reply is longer than {MAX_REPLY_BYTES:,} bytes")
         except TimeoutError:
             why = f"no reply within {self._spec.timeout_s:g} s"
-            raise _JudgeError(why, is_busy=True, timed_out=True) from None
-        except (UnicodeError, httpx2.InvalidURL):
-            raise _JudgeError("the endpoint's host name is invalid", is_final=True) from None
-        except (OSError, httpx2.HTTPError) as error:
+            raise _JudgeError(why, 0.0) from None
+        except (OSError, UnicodeError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             cause: BaseException = error
             # httpx2 wraps what the socket raised; the innermost error names the cause.
             while (earlier := cause.__cause__ or cause.__context__) is not None:
                 cause = earlier
-            if isinstance(cause, ssl.SSLCertVerificationError):
-                raise _JudgeError("the certificate is not trusted", is_final=True) from None
-            raise _JudgeError(f"no connection ({type(cause).__name__})", is_busy=True) from None
-        self._check_status(response, newer)
-        return _read_reply(content)
-
-    def _check_status(self, response: httpx2.Response, newer: bool) -> None:
+            raise _JudgeError(f"no connection ({type(cause).__name__})", 0.0) from None
         status = response.status_code
+        if status == 400 and not newer and self._is_newer is not False:
+            # The prompt may be too long instead, so this is kept only once answered.
+            return await self._send(messages, newer=True)
         if status in _WORTH_ANOTHER_TRY:
             # A date is not read: the wait doubles anyway.
             found = re.fullmatch(r"[0-9]{1,9}", response.headers.get("Retry-After", ""))
-            raise _JudgeError(f"HTTP {status}", is_busy=True, wait_s=int(found[0]) if found else 0)
-        # Following it would send the prompt to a host that the user did not name.
-        if 300 <= status < 400:
-            raise _JudgeError(f"HTTP {status}: redirects are not followed", is_final=True)
+            raise _JudgeError(f"HTTP {status}", float(found[0]) if found else 0.0)
         if status != 200:
-            # Once a request in the old style has succeeded, a 400 has another cause.
-            is_old_style = status == 400 and not newer and self._is_newer is not False
-            is_final = status in (401, 402, 403, 404, 405)
-            raise _JudgeError(f"HTTP {status}", is_final=is_final, is_old_style=is_old_style)
+            # Following a redirect would send the prompt to a host that the user did not name.
+            why = ": redirects are not followed" if 300 <= status < 400 else ""
+            raise _JudgeError(f"HTTP {status}{why}")
         if self._is_newer is None:
             self._is_newer = newer
             if newer:
@@ -301,6 +268,7 @@ class _Judge:
                     "judge: HTTP 400 for max_tokens with temperature 0; "
                     "continuing with max_completion_tokens and no temperature"
                 )
+        return _read_reply(content)
 
 
 def _read_reply(body: bytes) -> tuple[str, Usage]:
@@ -328,25 +296,22 @@ def _read_key(spec: JudgeSpec) -> str:
     key = "" if name is None else os.environ.get(name, "").strip()
     try:
         address = urlsplit(spec.endpoint)
-        port = address.port
+        is_plain = bool(address.hostname) and address.port != 0
     except ValueError:
-        address, port = urlsplit(""), 0
-    if address.scheme not in ("http", "https") or not address.hostname or port == 0:
-        raise ConfigError(f"{setting} is not a URL; use https://host/v1")
-    if "@" in address.netloc or address.query or address.fragment:
+        address, is_plain = urlsplit(""), False
+    has_more = "@" in address.netloc or address.query or address.fragment
+    is_plain = is_plain and not has_more and address.scheme in ("http", "https")
+    if not is_plain or not _PRINTABLE.fullmatch(spec.endpoint):
         raise ConfigError(
-            f"{setting} contains a user, query or fragment; "
-            "set only scheme, host and path, and pass the key by api_key_env"
+            f"{setting} is not a plain address; set scheme, host and path, such as "
+            "https://host/v1, percent-encoded, and pass the key by api_key_env"
         )
-    if not _PRINTABLE.fullmatch(spec.endpoint):
-        raise ConfigError(f"{setting} contains a space or non-ASCII character; percent-encode it")
-    if name is not None and not key:
-        raise ConfigError(f"the environment variable {name} is not set; set it to the key")
-    if not _PRINTABLE.fullmatch(key):
+    if name is not None and not (key and _PRINTABLE.fullmatch(key)):
         raise ConfigError(
-            f"the environment variable {name} contains a character that no key has; set it again"
+            f"the environment variable {name} is not set, or contains a character that no key has;"
+            " set it to the key"
         )
-    if key and address.scheme == "http" and not _is_this_machine(address.hostname):
+    if key and address.scheme == "http" and not _is_this_machine(address.hostname or ""):
         raise ConfigError(
             f"{setting} {redact_address(spec.endpoint)}: a key must not be "
             "sent over plain http; use https, or remove api_key_env"
@@ -386,15 +351,5 @@ def make_messages(criterion: str, example: Example, a: str, b: str) -> list[dict
 def read_verdict(reply: str) -> str | None:
     """Return the winner of the last object that names one; null if none does."""
     text = reply.rpartition("</think>")[2][-MAX_CHARS:]  # thoughts may contain other verdicts
-    decoder, verdict, position = json.JSONDecoder(), None, text.find("{")
-    while position >= 0:
-        end = position + 1
-        try:
-            found, end = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError):
-            found = None
-        winner = found.get("winner") if isinstance(found, dict) else None
-        if isinstance(winner, str):
-            verdict = _WINNERS.get(winner.strip().lower(), verdict)
-        position = text.find("{", end)
-    return verdict
+    named = (_WINNERS.get(winner.strip().lower()) for winner in _WINNER.findall(text))
+    return next(reversed([winner for winner in named if winner is not None]), None)
