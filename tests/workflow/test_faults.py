@@ -12,7 +12,8 @@ from support import ROOT
 from workflow_space import REPORT, SNAKEMAKE, Workspace, make_workspace, manifest
 
 from expertflow.config.expert import check_writable
-from expertflow.core.errors import ConfigError
+from expertflow.core import disk
+from expertflow.core.errors import ConfigError, HardwareError
 
 pytestmark = pytest.mark.chain
 MANIFEST = """\
@@ -100,6 +101,12 @@ def test_an_unwritable_folder_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="results: is not a folder; correct its permissions"):
         check_writable(tmp_path / "results" / "mine")
     check_writable(tmp_path / "state" / "mine")
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "free_bytes", lambda place: 24 << 10)
+    with pytest.raises(HardwareError, match=r"state: .* free, 1.* needed for logs and records; "):
+        check_writable(tmp_path / "state")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from expertflow.config.load import (
 )
 from expertflow.config.read_yaml import Settings
 from expertflow.config.validate import FOLDERS
+from expertflow.core.disk import check_space
 from expertflow.core.errors import ConfigError
 from expertflow.core.hashes import HashCache
 from expertflow.core.records import Record, from_json, read_record
@@ -56,15 +57,21 @@ from expertflow.train.model.init_adapter import hash_adapter
 DECISIVE = (".safetensors", "/tokenizer.json")
 # What tune_expert makes.
 TUNING_MADE = re.compile(r"results/[^/]+/tuning\.json")
+ROOM_TO_START = 1_000_000
 
 
 def check_writable(*folders: Path) -> None:
-    """Refuse folders that cannot be written or created; ConfigError names the first one."""
+    """Refuse folders that cannot be written or created, or whose disk is full.
+
+    Raises ConfigError or HardwareError with the first one.
+    """
     for folder in folders:
         existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             problem = "cannot be written" if existing.is_dir() else "is not a folder"
             raise ConfigError(f"{existing}: {problem}; correct its permissions, or use --directory")
+        # Without room for its log, Snakemake prints a traceback for every line.
+        check_space([(folder, ROOM_TO_START, "logs and records")])
 
 
 class RunContext(Record, frozen=True, kw_only=True):
