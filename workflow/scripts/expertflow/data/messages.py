@@ -6,11 +6,10 @@ names. Assistant turns are learned unless a turn sets ``train: true | false`` or
 Reasoning (``reasoning_content`` or ``reasoning``) goes before the answer in ``<think>`` tags.
 """
 
-import math
 from typing import Any
 
 from expertflow.core.strict_json import parse_json
-from expertflow.data.parse import INT64_MIN, UINT64_MAX, has_lone_surrogate
+from expertflow.data.parse import check_value
 from expertflow.data.records import Fields, ToolCall, Turn
 from expertflow.data.reject import Reject
 from expertflow.data.settings import SourceSpec
@@ -57,7 +56,7 @@ def read_tools(record: Fields, name: str | None) -> tuple[Fields, ...]:
         value = _json(value, str(name), "tools_not_json")
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise Reject("tools_not_a_list", "expected a list of objects", field=name, value=value)
-    _check_json(value, str(name), "tools_not_json")
+    check_value(value, str(name))
     return tuple(
         tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool}
         for tool in value
@@ -171,7 +170,7 @@ def _call(call: Any, place: str) -> ToolCall:
             "tool_call_not_json", "arguments must be an object", field=place, value=arguments
         )
     found = ToolCall(name=inner["name"], arguments=arguments, id=_id(call.get("id")))
-    _check_json([found.name, found.arguments, found.id], place, "tool_call_not_json")
+    check_value([found.name, found.arguments, found.id], place)
     return found
 
 
@@ -184,25 +183,3 @@ def _json(text: str, place: str, reason: str) -> Any:
         return parse_json(text)
     except ValueError as error:
         raise Reject(reason, str(error), field=place, value=text) from error
-
-
-def _check_json(value: Any, place: str, reason: str) -> None:
-    # Columns and escapes may hold what a document's JSON cannot. A loop: they may nest deeply.
-    todo = [value]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, dict):
-            todo += [*item, *item.values()]
-        elif isinstance(item, list):
-            todo += item
-        elif isinstance(item, str):
-            if has_lone_surrogate(item):
-                raise Reject(reason, "half of a character", field=place, value=item)
-            if "\0" in item:
-                raise Reject("nul_character", "the text contains U+0000", field=place, value=item)
-        elif isinstance(item, int):
-            if not INT64_MIN <= item <= UINT64_MAX:
-                raise Reject("integer_over_64_bits", "write it as text", field=place, value=item)
-        elif item is not None and not (isinstance(item, float) and math.isfinite(item)):
-            kind = type(item).__name__
-            raise Reject(reason, f"JSON cannot represent this {kind}", field=place, value=item)

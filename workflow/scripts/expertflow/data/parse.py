@@ -8,11 +8,11 @@ happened; otherwise the standard library parses the bytes again and reports the 
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
+from expertflow.core.strict_json import refuse_repeats
 from expertflow.data.records import Fields
 from expertflow.data.reject import UTF8_FIX, Reject, excerpt
 
@@ -22,10 +22,7 @@ INT64_MIN, UINT64_MAX = -(1 << 63), (1 << 64) - 1
 _FLOAT_MIN, _FLOAT_MAX = float(INT64_MIN), float(UINT64_MAX)
 _DOUBTFUL = 1 << 60
 _BLANKS = b" \t\r\n"
-_LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
-_PYTHON = re.compile(r"[urb]?'|None\b|True\b|False\b")
-_CUT_NUMBER = re.compile(r"-|\.|\.?\d*[eE][+-]?")
-_CUT_ESCAPE = re.compile(r"\\?u?[0-9a-fA-F]{0,4}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_object(line: bytes) -> Fields:
@@ -76,106 +73,73 @@ def _count_keys(box: Any, depth: int) -> int:
 
 
 def _check_slowly(line: bytes) -> None:
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        # A file cut by bytes may end within a character.
-        if error.end == len(line) and error.reason == "unexpected end of data":
-            raise Reject("truncated", "ends within a character", value=_start(line)) from error
-        detail = f"byte {line[error.start]:#04x} at {error.start + 1}: {error.reason}; {UTF8_FIX}"
-        raise Reject("not_utf8", detail, value=_start(line)) from error
+    text = decode_text(line)
     if text.startswith("\ufeff"):
         raise Reject("byte_order_mark", "in the middle of the file", value=text[1:])
-    if "\0" in text:
-        raise Reject("nul_character", "the text contains NUL bytes", value=text)
     try:
-        value = _DECODER.decode(text)
+        # Python rejects integers with thousands of digits; 30 are already too many.
+        value = json.loads(
+            text, object_pairs_hook=refuse_repeats, parse_int=lambda digits: int(digits[:30])
+        )
     except json.JSONDecodeError as error:
-        raise _syntax_fault(text, error) from error
+        # "Invalid control character at" is one of the messages.
+        detail = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
+        raise Reject("not_json", detail, value=text[error.pos :] or text) from error
+    except ValueError as error:
+        raise Reject("duplicate_key", str(error)[:120], value=text) from error
     except RecursionError as error:
         raise Reject("too_deep", f"objects and lists nest deeper than {MAX_DEPTH}") from error
     if not isinstance(value, dict):
-        raise Reject("not_an_object", f"a {_KINDS[type(value)]}", value=text)
+        raise Reject("not_an_object", f"found {type(value).__name__}", value=text)
     _count_keys(value, 1)
-    for key, part in _leaves(value):
-        field = excerpt(key)
-        if isinstance(part, Reject):
-            part.field = field
-            raise part
-        if "\0" in part:
-            raise Reject("nul_character", "a \\u0000 escape", field=field, value=part)
-        if has_lone_surrogate(part):
-            raise Reject("lone_surrogate", "half of a surrogate pair", field=field, value=part)
+    check_value(value)
 
 
-def has_lone_surrogate(text: str) -> bool:
-    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
+def decode_text(raw: bytes) -> str:
+    """Decode UTF-8; Reject other bytes, and NUL, at which many programs cut a text."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = 1 + raw.count(b"\n", 0, error.start)
+        detail = f"byte {raw[error.start]:#04x} on line {line} of the record; {UTF8_FIX}"
+        raise Reject("not_utf8", detail, value=_start(raw)) from error
+    if "\0" in text:
+        raise Reject("nul_character", "the text contains NUL", value=text)
+    return text
 
 
-def _start(line: bytes) -> str:
-    return line[:400].decode("utf-8", "backslashreplace")
-
-
-def _syntax_fault(text: str, error: json.JSONDecodeError) -> Reject:
-    # "Invalid control character at" is one of the messages.
-    detail = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
-    rest = text[error.pos :].rstrip()
-    if error.msg == "Extra data":
-        return Reject("several_values", detail, value=rest)
-    if _PYTHON.match(rest):
-        return Reject("python_repr", f"Python syntax, {detail}", value=text)
-    # The parser may have stopped at the start of something valid.
-    if error.msg.startswith("Invalid \\"):
-        is_cut = _CUT_ESCAPE.fullmatch(rest) is not None
-    else:
-        is_cut = any(literal.startswith(rest) for literal in _LITERALS)
-    is_cut = is_cut or error.msg.startswith("Unterminated string")
-    if is_cut or _CUT_NUMBER.fullmatch(rest):
-        return Reject("truncated", f"ends early: {detail}", value=text)
-    return Reject("not_json", detail, value=rest)
-
-
-def _leaves(value: Any) -> Iterator[tuple[str | None, str | Reject]]:
-    todo: list[tuple[str | None, Any]] = [(None, value)]
+def check_value(value: Any, place: str | None = None) -> None:
+    """Reject what a document's JSON cannot hold, with its ``place`` or its outermost key."""
+    # A loop, since values may nest deeply; reversed, so that the first item is popped first.
+    todo: list[tuple[str | None, Any]] = [(place, value)]
     while todo:
         field, item = todo.pop()
-        if isinstance(item, str | Reject):
-            yield field, item
-        elif isinstance(item, list):
-            # Reversed, so that the first leaf is popped first.
-            todo.extend((field, part) for part in reversed(item))
+        if isinstance(item, list):
+            todo += [(field, part) for part in reversed(item)]
         elif isinstance(item, dict):
             for key, part in reversed(item.items()):
                 outer = key if field is None else field
                 todo += [(outer, part), (outer, key)]
+        elif (fault := _fault_of(item)) is not None:
+            raise Reject(*fault, field=excerpt(field), value=item)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> Fields:
-    value: Fields = {}
-    for key, item in pairs:
-        if key in value:
-            name = excerpt(key)
-            raise Reject("duplicate_key", "appears twice in one object", field=name, value=item)
-        value[key] = item
-    return value
+def _fault_of(item: object) -> tuple[str, str] | None:
+    if isinstance(item, str):
+        if "\0" in item:
+            return "nul_character", "the text contains U+0000"
+        if not item.isascii() and _SURROGATE.search(item):
+            return "lone_surrogate", "half of a surrogate pair"
+        return None
+    if isinstance(item, int):
+        fits = INT64_MIN <= item <= UINT64_MAX
+        return None if fits else ("integer_over_64_bits", "write it as text")
+    if isinstance(item, float):
+        return None if math.isfinite(item) else ("not_finite", "not a finite number")
+    if item is None:
+        return None
+    return "not_json", f"JSON cannot represent this {type(item).__name__}"
 
 
-def _finite(text: str) -> float | Reject:
-    number = float(text)
-    if math.isfinite(number):
-        return number
-    return Reject("not_finite", f"{text[:40]} is not a finite number", value=text)
-
-
-def _integer(text: str) -> int | Reject:
-    # Python rejects integers with thousands of digits; 21 are already too many.
-    if len(text) <= 20 and INT64_MIN <= int(text) <= UINT64_MAX:
-        return int(text)
-    return Reject("integer_over_64_bits", "write it as a string or a float", value=text)
-
-
-_KINDS = {list: "list", str: "string", int: "number", float: "number", bool: "truth value"}
-_KINDS |= {type(None): "null", Reject: "number"}
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_float=_finite, parse_int=_integer, parse_constant=_finite
-)
+def _start(line: bytes) -> str:
+    return line[:400].decode("utf-8", "backslashreplace")

@@ -19,9 +19,9 @@ from typing import Any
 
 from expertflow.core.errors import DataError
 from expertflow.data.formats.streams import BOM, BUFFER_BYTES, open_bytes
-from expertflow.data.parse import parse_object
+from expertflow.data.parse import decode_text, parse_object
 from expertflow.data.records import DataFile, Fields
-from expertflow.data.reject import UTF8_FIX, RawRecord, Reject, find_separator
+from expertflow.data.reject import RawRecord, Reject, find_separator
 from expertflow.data.settings import ReadOptions
 
 # Longer records are rejected unread: too long to train on.
@@ -175,15 +175,7 @@ def _skip_line(stream: io.BufferedReader, n_bytes: int = _NO_END) -> int:
 
 
 def _parse_text(piece: bytes, name: str) -> Fields:
-    try:
-        text = piece.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = 1 + piece.count(b"\n", 0, error.start)
-        detail = f"byte {piece[error.start]:#04x} on line {line} of the record; {UTF8_FIX}"
-        raise Reject("not_utf8", detail, value=repr(piece[:60])) from error
-    if "\0" in text:
-        raise Reject("nul_character", "the text contains NUL", value=text)
-    return {"text": text.replace("\r\n", "\n"), "name": name}
+    return {"text": decode_text(piece).replace("\r\n", "\n"), "name": name}
 
 
 def _elements(stream: io.BufferedReader, path: str) -> Iterator[Line]:
@@ -253,22 +245,34 @@ def read_header(
     """Return the rows below the header, and its names; DataError if it is unusable."""
     rows, path = _rows(stream, file, options), file.path
     for number, row in rows:
-        if isinstance(row, Reject):
-            why = row.detail or row.reason
-            other = ", or set options.delimiter" if row.reason == "not_csv" else ""
+        try:
+            names = _checked_row(row)
+        except Reject as fault:
+            why = fault.detail or fault.reason
+            other = ", or set options.delimiter" if fault.reason == "not_csv" else ""
             raise DataError(
                 f"{path}, line {number}: the header cannot be read ({why}); correct it{other}"
-            )
-        if doubled := [name for name, n in Counter(row).items() if n > 1]:
+            ) from fault
+        if doubled := [name for name, n in Counter(names).items() if n > 1]:
             raise DataError(
                 f"{path}, line {number}: two columns are named {doubled[0]!r}; the first row must"
                 " give every column a unique name"
             )
-        return rows, row
+        return rows, names
     raise DataError(f"{path}: there is no header row; the first row must name the columns")
 
 
+def _checked_row(row: list[str] | Reject) -> list[str]:
+    if isinstance(row, Reject):
+        raise row
+    text = "".join(row)
+    if not text.isascii() or "\0" in text:
+        decode_text(text.encode("utf-8", "surrogateescape"))
+    return row
+
+
 def _parse_row(row: list[str], names: list[str]) -> Fields:
+    _checked_row(row)
     if len(row) != len(names):
         found = f"{len(row)} values for {len(names)} columns"
         if len(names) == 1 and (separator := find_separator(names[0])):
@@ -280,25 +284,14 @@ def _parse_row(row: list[str], names: list[str]) -> Fields:
 def _rows(stream: io.BufferedReader, file: DataFile, options: ReadOptions) -> Iterator[Row]:
     """Yield each nonblank row with its first line number; DataError for an unclosed quote."""
     number, text = 0, ""
-    faults: list[Reject] = []
 
     def decode() -> Iterator[str]:
         nonlocal number, text
-        for line, _ in _iter_lines(stream):
-            number += 1
+        for number, (line, _) in enumerate(_iter_lines(stream), start=1):
             if isinstance(line, Reject):
-                faults.append(line)
-                # A blank row takes its place, and its fault is reported there.
-                yield "\n"
-                continue
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                detail = f"{error.reason}; {UTF8_FIX}"
-                faults.append(Reject("not_utf8", detail, value=repr(line[:60])))
-                text = line.decode("utf-8", "replace")
-            if "\0" in text:
-                faults.append(Reject("nul_character", "the text contains NUL", value=text))
+                raise DataError(f"{file.path}, line {number}: {line.detail}; shorten or correct it")
+            # Bytes that are not UTF-8 stay, to reject only their row.
+            text = line.decode("utf-8", "surrogateescape")
             yield text
 
     # Python's default limit is 131,072 characters per field.
@@ -314,7 +307,6 @@ def _rows(stream: io.BufferedReader, file: DataFile, options: ReadOptions) -> It
 
     while True:
         first = number + 1
-        faults.clear()
         try:
             row = next(reader)
         except StopIteration:
@@ -333,5 +325,5 @@ def _rows(stream: io.BufferedReader, file: DataFile, options: ReadOptions) -> It
             through = f", in the row on lines {first} to {number}" if number > first else ""
             yield first, Reject("not_csv", f"{error}{through}")
         else:
-            if row or faults:
-                yield first, faults[0] if faults else row
+            if row:
+                yield first, row
