@@ -214,7 +214,7 @@ def test_a_push_whose_copy_disappeared_does_not_count(
             shutil.rmtree(folder, ignore_errors=not names[0].endswith(".json"))
             return sent
 
-    with pytest.raises(SyncFailed, match="another guard"):
+    with pytest.raises(FileNotFoundError):
         push(state, Emptying(store))  # type: ignore[arg-type]
     assert "step-00000040.json" not in store.list_names(KEY)
     assert "step-00000020.json" in store.list_names(KEY)

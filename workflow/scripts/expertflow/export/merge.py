@@ -195,16 +195,9 @@ def make_probes(rows: PackedRows) -> list[torch.Tensor]:
 
 def compute_outputs(model: Any, rows: PackedRows) -> RowOutputs:
     loss, n_targets = compute_held_out_loss(PackedLoss(model).eval(), rows, micro_batch_size=1)
-    lm = causal_lm(model)
     logits = tuple(
         model(input_ids=ids, use_cache=False).logits[0].float() for ids in make_probes(rows)
     )
-    config = lm.config.get_text_config()
-    if not all(tensor.shape[-1] == config.vocab_size for tensor in logits):
-        raise TrainingError(
-            f"{lm.config.model_type}: its config states {config.vocab_size} tokens, its head has"
-            f" {logits[0].shape[-1]}; correct vocab_size in the base model's config.json"
-        )
     return RowOutputs(loss, n_targets, logits)
 
 

@@ -55,9 +55,9 @@ def push_expert(results: Path, repository: str, *, adapter: bool, public: bool) 
             f"--repository {repository}: not the name of a hub repository; use owner/name"
         ) from error
     except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else "no status"
         raise ConfigError(
-            f"{repository}: the hub refused it ({status}); log in with a token that can write there"
+            f"{repository}: the hub refused it ({error.response.status_code}); log in with a token"
+            " that can write there"
         ) from error
     except (httpx2.HTTPError, OSError) as error:
         raise ConfigError(

@@ -28,7 +28,6 @@ CAUSES = {
 # Readings wanted per epoch, and the shortest interval.
 N_WANTED, FAST_S = 20, 0.1
 NO_SAMPLES, TOO_FEW = "no samples were taken", "too few samples for a difference"
-MIXED = "part of the samples are simulated"
 # Thresholds of remarks; those without a source are judgments. Fewer readings show nothing.
 ENOUGH_SAMPLES = 10
 # Source systems' bar for utilization; here it only means that the card was often idle.
@@ -105,16 +104,14 @@ def summarize(
 ) -> MonitorRecord:
     gaps = [later.elapsed_s - earlier.elapsed_s for earlier, later in _pairs(samples)]
     energy_j = _rise((s.starts, s.energy_j) for s in samples)
-    simulated = {s.simulated for s in samples} or {card.simulated}
-    mixed = (MIXED,) if len(simulated) > 1 else ()
-    remarks = (*card.remarks, *mixed)
+    simulated, remarks = card.simulated or any(s.simulated for s in samples), card.remarks
     if configured_s is None and epoch_s and epoch_s < N_WANTED * FAST_S:
         n = round(epoch_s / FAST_S)
         remarks += (
             f"an epoch takes {epoch_s:.2g} s: at most {n} of {N_WANTED} desired samples, one every"
             f" {FAST_S:g} s",
         )
-    known: dict[str, Any] = asdict(card) | {"simulated": any(simulated), "remarks": remarks}
+    known: dict[str, Any] = asdict(card) | {"simulated": simulated, "remarks": remarks}
     known |= {name: compute_stats(samples, field) for name, field in SERIES.items()}
     record = MonitorRecord(
         **known,
