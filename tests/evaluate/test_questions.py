@@ -26,7 +26,7 @@ from expertflow.evaluate.questions import (
     find_unusable,
     make_examples,
 )
-from expertflow.evaluate.records import Decoding, Example, Judgment, ReferenceCheck
+from expertflow.evaluate.records import Decoding, Example, Judgment
 from expertflow.evaluate.tasks.multiple_choice import MultipleChoice
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.tokenize import tokenize
@@ -215,7 +215,7 @@ def test_references_are_checked_before_training(
     tokenizer: Any = SimpleNamespace(path="", layout=LAYOUT)
     monkeypatch.setattr(questions, "Engine", lambda _: Merging())
 
-    def checked(n_bad: int, **settings: Any) -> ReferenceCheck:
+    def checked(n_bad: int, **settings: Any) -> Any:
         documents = [document(i, f"q{i}", "-" if i < n_bad else "#### 7") for i in range(20)]
         shard, keep = write_documents(tmp_path, documents)
         asked = spec(max_examples=20, **settings)
@@ -224,14 +224,14 @@ def test_references_are_checked_before_training(
         )
 
     found = checked(3, task="final_answer")
-    assert (found.n_questions, len(found.unusable), found.unavailable_reason) == (17, 3, None)
+    assert (found["n_questions"], len(found["unusable"])) == (17, 3)
     (warning,) = caplog.messages
-    assert warning.startswith("3 of 20 held-out references cannot be judged and are not asked")
-    assert "correct the data" in warning and warning.endswith("or use the task exact_match")
+    assert warning.startswith("3 of 20 references cannot be judged and are not asked")
+    assert "correct them" in warning and warning.endswith("or use the task exact_match")
     with pytest.raises(EvaluationError, match=r"^10 of 10 references cannot be judged"):
         checked(20, task="final_answer")
     # Another machine may have what is missing here.
     found = checked(0, task="typescript_tests")
-    assert (found.n_questions, found.unusable) == (0, ()) and found.unavailable_reason
+    assert found["n_questions"] == 0 and found["unavailable_reason"]
     assert "are not checked here" in caplog.messages[-1]
-    assert checked(20, task="held_out_loss").n_questions == 0
+    assert checked(20, task="held_out_loss")["n_questions"] == 0

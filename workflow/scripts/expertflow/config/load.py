@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.config.contradictions import find_contradictions, find_idle_keys
-from expertflow.config.read_yaml import (
-    Settings,
-    at_line,
-    check_values,
-    read_yaml,
-    suggest_name,
-)
+from expertflow.config.read_yaml import Settings, at_line, check_values, read_yaml, suggest_name
 from expertflow.config.validate import (
     check,
     convert_texts,

@@ -243,15 +243,11 @@ class ModelEvaluator:
         )
 
     def run_harness(self, place: Place) -> lm_eval_hook.Figures:
-        spec, batch_size, tokenizer = (
-            self.spec.lm_eval,
-            self.spec.batch_size,
-            self._inputs.tokenizer,
-        )
+        spec, size, tokenizer = self.spec.lm_eval, self.spec.batch_size, self._inputs.tokenizer
         if spec is None or self.why_no_harness is not None:
             return {}
         model = self.load_model(place)
-        return lm_eval_hook.run_tasks(model, spec, tokenizer=tokenizer, batch_size=batch_size)
+        return lm_eval_hook.run_tasks(model, spec, tokenizer=tokenizer, batch_size=size)
 
     def answer_questions(self, place: Place, asked: Sequence[EvalExample]) -> ModelAnswers:
         """Generate a model's answers, or choose them; loading the model is not timed."""

@@ -20,7 +20,7 @@ from expertflow.data.shapes import last_answer
 from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.choose_checkpoint import n_to_report
 from expertflow.evaluate.leakage import key_by_seed
-from expertflow.evaluate.records import Example, GenerationSpec, Judgment, ReferenceCheck
+from expertflow.evaluate.records import Example, GenerationSpec, Judgment
 from expertflow.evaluate.scoring import ScoringTask, make_task
 from expertflow.tokens.engine import Engine
 from expertflow.tokens.records import TokenizerRecord
@@ -71,7 +71,7 @@ def check_references(
     shards: list[ShardRecord],
     keep: Path,
     tokenizer: TokenizerRecord,
-) -> ReferenceCheck:
+) -> dict[str, object]:
     """Choose questions as ``generate_answers`` will, before training is paid for.
 
     Raises EvaluationError as it would. That the task is unavailable here is only a warning, since
@@ -85,12 +85,9 @@ def check_references(
         held_out = make_ids_unique(iter_kept(shards, keep, held_out=True))
         engine, layout = Engine(Path(tokenizer.path)), tokenizer.layout
         questions = choose_questions(held_out, spec, task, engine=engine, layout=layout)
-    return ReferenceCheck(
-        expert=expert,
-        n_questions=len(questions.reported) + len(questions.selection),
-        unusable=tuple(questions.unusable),
-        unavailable_reason=reason,
-    )
+    n = len(questions.reported) + len(questions.selection)
+    found = {"n_questions": n, "unusable": questions.unusable, "unavailable_reason": reason}
+    return {"expert": expert, **found}
 
 
 def choose_questions(
@@ -148,11 +145,9 @@ def _choose_judgeable(
             f" {spec.task}; correct the setting or the data. The first: {reasons[0]}"
         )
     if reasons:
-        log.warning(
-            "%d of %d held-out references cannot be judged and are not asked; correct the data, or"
-            " drop them with a source's checks. The first: %s",
-            *(n_bad, n_tried, reasons[0]),
-        )
+        fix = "correct them, or drop them with a source's checks"
+        how_many = f"{n_bad} of {n_tried} references cannot be judged and are not asked"
+        log.warning("%s; %s. The first: %s", how_many, fix, reasons[0])
     return kept, reasons
 
 

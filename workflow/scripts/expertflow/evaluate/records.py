@@ -272,15 +272,6 @@ class RecallScore(Record, frozen=True, kw_only=True):
     score: TaskScore
 
 
-class ReferenceCheck(Record, frozen=True, kw_only=True):
-    """What ``check_references`` tried; ``unusable`` and ``unavailable_reason`` are as below."""
-
-    expert: str
-    n_questions: int
-    unusable: tuple[str, ...]
-    unavailable_reason: str | None
-
-
 class GenerationRecord(Record, frozen=True, kw_only=True):
     """Answers of the base model and the expert to the questions of ``document_ids``, in order.
 

@@ -68,10 +68,7 @@ def _sum_by_group(values_N: Floats, groups: Sequence[Hashable]) -> Floats:
 def mean_interval(
     sums: ArrayLike, counts: ArrayLike, seed: int, groups: Sequence[Hashable] | None = None
 ) -> tuple[float, float] | None:
-    """Return the 95 % bootstrap interval of sum over count, by documents or ``groups`` of them.
-
-    It is null below six.
-    """
+    """Bootstrap the 95 % interval of sum over count by document or group; null below six."""
     sums_N, counts_N = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
     if groups is not None:
         sums_N, counts_N = (_sum_by_group(each, groups) for each in (sums_N, counts_N))

@@ -120,10 +120,7 @@ def package_version(name: str, remedy: str) -> str:
 
 @cache
 def cpu_flops_per_s(width: int = 512, n_products: int = 50) -> float:
-    """Return this CPU's speed on the fastest of many products in fp32, measured once.
-
-    Other load can only slow a product down, and short ones may escape it.
-    """
+    """Return this CPU's speed on the fastest of many fp32 products: some escape other load."""
     # Imported here, since only a forecast for a CPU needs it.
     import numpy as np
 

@@ -13,6 +13,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from expertflow.core.errors import DataError
@@ -33,7 +34,8 @@ PROBES = (8, 16, 32, 64)
 class SplitDocuments(Record, frozen=True, kw_only=True):
     """Documents of one split in manifest order, repeats included.
 
-    ``offset`` is in tokens, within the ids of ``paths[shard]``.
+    ``offset`` is in tokens, within the ids of ``paths[shard]``. ``numbers`` are the places of
+    held-out documents among all of them, dropped ones included.
     """
 
     paths: tuple[Path, ...]
@@ -41,14 +43,12 @@ class SplitDocuments(Record, frozen=True, kw_only=True):
     offset: Ints
     length: NDArray[np.int32]
     spans: Ragged
+    numbers: Ints | None = None
 
 
 class Splits(Record, frozen=True, kw_only=True):
-    """``held_out_numbers`` are places among all held-out documents, dropped ones included."""
-
     train: SplitDocuments
     held_out: SplitDocuments
-    held_out_numbers: Ints
     n_special_text: int
     # By source, and whether they are held out.
     n_dropped: Counter[tuple[str, bool]]
@@ -109,8 +109,7 @@ def load_splits(
     in_turn = zip_longest(*samples.values())
     return Splits(
         train=train,
-        held_out=evaluated,
-        held_out_numbers=np.flatnonzero(np.concatenate(has_tokens)),
+        held_out=replace(evaluated, numbers=np.flatnonzero(np.concatenate(has_tokens))),
         n_special_text=n_special_text,
         n_dropped=n_dropped,
         n_dropped_by_reason=sum(reasons.values(), Counter()),

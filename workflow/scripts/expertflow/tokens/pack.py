@@ -16,7 +16,7 @@ from expertflow.core.progress import ProgressCounter, show_activity
 from expertflow.tokens import load_splits, packing, records
 from expertflow.tokens.arrow import DOCUMENTS_FILE, IDS_DTYPE, ROWS_FILE, PackedRows, write_rows
 from expertflow.tokens.engine import CHOSEN
-from expertflow.tokens.ragged import Ints, Ragged
+from expertflow.tokens.ragged import Ragged
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 4096)
 LONGEST_AUTO_LENGTH = 2048
@@ -48,10 +48,9 @@ def pack_sequences(
     # Deduplication compares fields of records; documents that differ there may have equal tokens.
     load_splits.check_leakage(expert, splits, shards)
     length, reason = choose_length(spec, int(lengths.max()))
-    numbers = splits.held_out_numbers
     packed: dict[str, Any] = {
-        "train": _pack_split(splits.train, spec, length, directory / "train"),
-        "held_out": _pack_split(splits.held_out, spec, length, directory / "held_out", numbers),
+        name: _pack_split(documents, spec, length=length, output=directory / name)
+        for name, documents in (("train", splits.train), ("held_out", splits.held_out))
     }
     for name, split in packed.items():
         if split.n_target_tokens == 0:
@@ -122,13 +121,9 @@ def _count_dropped(
 
 
 def _pack_split(
-    documents: load_splits.SplitDocuments,
-    spec: records.PackingSpec,
-    length: int,
-    output: Path,
-    numbers: Ints | None = None,
+    documents: load_splits.SplitDocuments, spec: records.PackingSpec, *, length: int, output: Path
 ) -> records.PackedSplit:
-    pieces, rows = plan_rows(documents, spec, length, is_trained=numbers is None)
+    pieces, rows = plan_rows(documents, spec, length, is_trained=documents.numbers is None)
     # Packing emits rows longest first; shuffle to avoid a curriculum.
     rows = rows.take(np.random.default_rng(spec.seed).permutation(len(rows)))
     check_space([(output, len(rows) * length * IDS_DTYPE.itemsize, f"{len(rows)} rows")])
@@ -148,8 +143,8 @@ def _pack_split(
 
     with show_activity(progress.describe):
         write_rows(output, counted(), length=length)
-    if numbers is not None:
-        np.save(output / DOCUMENTS_FILE, numbers[pieces.document[rows.values]])
+    if documents.numbers is not None:
+        np.save(output / DOCUMENTS_FILE, documents.numbers[pieces.document[rows.values]])
     n_tokens = int(pieces.length.sum())
     return records.PackedSplit(
         path=str(output),

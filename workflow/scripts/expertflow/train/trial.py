@@ -24,12 +24,7 @@ from expertflow.train.device import configure_allocator
 from expertflow.train.feed.loader import load_batches
 from expertflow.train.model.weights import Diverged
 from expertflow.train.records import ModelRecord, TrialResult
-from expertflow.train.run import (
-    TrainingRun,
-    TrainInputs,
-    one_line,
-    stop_on_signals,
-)
+from expertflow.train.run import TrainingRun, TrainInputs, one_line, stop_on_signals
 from expertflow.train.saved.checkpoint import Saver
 from expertflow.train.timing import mark_time, seconds_between
 

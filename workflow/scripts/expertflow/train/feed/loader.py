@@ -20,14 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from expertflow.core.records import fill_record
 from expertflow.plan.records import TrainPlan
 from expertflow.tokens.arrow import PackedRows
-from expertflow.train.feed.batches import (
-    Batch,
-    Buffers,
-    Collator,
-    RowOrder,
-    Rows,
-    micro_batch_rows,
-)
+from expertflow.train.feed.batches import Batch, Buffers, Collator, RowOrder, Rows, micro_batch_rows
 from expertflow.train.timing import Clock
 
 

@@ -21,12 +21,7 @@ from expertflow.core.errors import TrainingError, single_line
 from expertflow.tokens.arrow import PackedRows
 from expertflow.train.feed.batches import Collator
 from expertflow.train.model.loss import product_dtype
-from expertflow.train.model.packed import (
-    PackedLoss,
-    causal_lm,
-    find_head,
-    hidden_states,
-)
+from expertflow.train.model.packed import PackedLoss, causal_lm, find_head, hidden_states
 
 # Two rows of two documents; the second row is padded.
 LENGTHS = [[9, 15], [17, 6]]
