@@ -6,7 +6,6 @@ Each step down widens the band. Unknown values have a reason.
 """
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -180,18 +179,16 @@ class Forecaster:
         if has_model and self._is_current("pack_sequences", packing):
             train: PackedSplit = read_part(PackedSplit, packing, "train")
             row_tokens = read_part(int, packing, "sequence_length_tokens")
-
-            def of_packed(n_rows: int) -> Range:
-                # The last step of an epoch may have fewer.
-                return (train.n_tokens / math.ceil(train.n_sequences / n_rows),) * 2
-
-            tokens = _count_trained(spec, (float(train.n_tokens),) * 2, of_packed)
+            per_epoch = (float(train.n_tokens),) * 2
+            per_row: Range | None = (train.n_tokens / train.n_sequences,) * 2
             context = (train.mean_context_tokens,) * 2
             supervised = (train.n_target_tokens / train.n_tokens,) * 2
             basis = "estimate from packed tokens"
         else:
             # No rows yet, or a model whose shape is from other settings.
-            tokens = _count_trained(spec, self._tokens_from_bytes(), self._tokens_of_rows)
+            per_epoch, per_row = self._tokens_from_bytes(), None
+            if row_tokens is not None and self.expert.training.packing != "none":
+                per_row = row_tokens * FILL_FRACTION[0], row_tokens * FILL_FRACTION[1]
             longest = row_tokens or math.inf
             # A document is at most as long as its row.
             low, high = MEAN_CONTEXT_TOKENS
@@ -231,6 +228,7 @@ class Forecaster:
             supervised_fraction=supervised[1],
             checkpoint=spec.gradient_checkpointing is not False,
         )
+        tokens = _count_trained(spec, per_epoch, per_row)
         return ((tokens[0], step), (tokens[1], most)), basis
 
     def _card_hours(self, runs: Runs, gpu: GpuFacts) -> tuple[Range, str]:
@@ -246,13 +244,6 @@ class Forecaster:
             n_tokens_a_step = work.n_tokens * work.n_micro_batches * self.spec.world_size
             hours.append(math.ceil(n_tokens / n_tokens_a_step) * step.total_s * error / 3600)
         return (hours[0], hours[1]), f"; {bound_words(step)}"
-
-    def _tokens_of_rows(self, n_rows: int) -> Range:
-        training = self.expert.training
-        length = training.max_seq_length
-        if length is None or training.packing == "none":
-            raise Unknown("max_steps is set and the tokens per row are not known before packing")
-        return n_rows * length * FILL_FRACTION[0], n_rows * length * FILL_FRACTION[1]
 
     def _tokens_from_bytes(self) -> Range:
         """Return least and most tokens of an epoch; duplicates and rejects are not known yet."""
@@ -352,21 +343,18 @@ def _number(value: float) -> str:
     return f"{value:.{n_decimals}f}"
 
 
-def _count_trained(spec: PlanSpec, per_epoch: Range, of_rows: Callable[[int], Range]) -> Range:
-    """Count the tokens of all steps; ``of_rows`` returns those of a step by its rows."""
-
-    def count(n_tokens: float, i: int) -> float:
-        if spec.max_steps is not None:
-            if spec.batch_size is None:
-                raise Unknown(
-                    "max_steps is set and batch_size is auto, so the plan decides on tokens"
-                )
-            n_rows = spec.batch_size * (spec.gradient_accumulation_steps or 1) * spec.world_size
-            # A step takes at most an epoch.
-            return spec.max_steps * min(of_rows(n_rows)[i], n_tokens)
-        return switches.count_epochs(spec, n_tokens) * n_tokens
-
-    return count(per_epoch[0], 0), count(per_epoch[1], 1)
+def _count_trained(spec: PlanSpec, per_epoch: Range, per_row: Range | None) -> Range:
+    if spec.max_steps is None:
+        low, high = (switches.count_epochs(spec, n_tokens) * n_tokens for n_tokens in per_epoch)
+        return low, high
+    if spec.batch_size is None:
+        raise Unknown("max_steps is set and batch_size is auto, so the plan decides on tokens")
+    if per_row is None:
+        raise Unknown("max_steps is set and the tokens per row are not known before packing")
+    n_rows = spec.batch_size * (spec.gradient_accumulation_steps or 1) * spec.world_size
+    # A step takes at most an epoch.
+    low, high = (min(n_rows * row, all_) for row, all_ in zip(per_row, per_epoch, strict=True))
+    return spec.max_steps * low, spec.max_steps * high
 
 
 def _bytes_per_token(file_format: str, compression: str | None) -> Range:
