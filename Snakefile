@@ -62,7 +62,7 @@ min_version("9.27")
 BASEDIR = Path(workflow.current_basedir.get_path_or_uri(secret_free=False))
 sys.path.insert(0, str(BASEDIR / "workflow" / "scripts"))
 
-from expertflow.config.attach import attach
+from expertflow.config.attach import add_forecasts, attach
 
 # The user's own config/ in the working directory wins over the one next to this file.
 OWN_CONFIG = Path("config", "config.yaml")
@@ -84,6 +84,9 @@ wildcard_constraints:
 for rules_file in sorted((BASEDIR / "workflow" / "rules").glob("*.smk")):
 
     include: rules_file
+
+
+add_forecasts(workflow, wf)
 
 
 rule all:

@@ -16,8 +16,6 @@ rule fetch_source:
         wf.log("fetch_source"),
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("fetch_source"),
     params:
         **wf.params("fetch_source", "directory=results/{expert}/sources/fetched/{source}"),
     shell:
@@ -33,8 +31,6 @@ rule generate_source:
         wf.log("generate_source"),
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("generate_source"),
     params:
         **wf.params("generate_source", "directory"),
     shell:
@@ -51,8 +47,6 @@ rule find_datasets:
     localrule: True
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("find_datasets"),
     params:
         **wf.params("find_datasets"),
     shell:
@@ -70,8 +64,6 @@ rule prepare_shard:
         wf.log("prepare_shard"),
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("prepare_shard"),
     params:
         **wf.params("prepare_shard", "shard documents rejected"),
     shell:
@@ -87,8 +79,6 @@ rule deduplicate_documents:
         wf.log("deduplicate_documents"),
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("deduplicate_documents"),
     params:
         **wf.params("deduplicate_documents", "expert keep"),
     shell:

@@ -23,8 +23,6 @@ rule build_report:
     localrule: True
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("build_report"),
     params:
         **wf.params("build_report", "html results=results/{expert} ledger=state/.guard/ledger.json"),
     shell:

@@ -20,8 +20,6 @@ rule prepare_tokenizer:
     priority: wf.priority("prepare_tokenizer")
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("prepare_tokenizer"),
     params:
         **wf.params("prepare_tokenizer", "directory"),
     shell:
@@ -38,8 +36,6 @@ rule prepare_model:
     priority: wf.priority("prepare_model")
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("prepare_model"),
     params:
         **wf.params("prepare_model", "directory"),
     shell:
@@ -57,8 +53,6 @@ rule pretokenize_shard:
     conda:
         "../../envs/expertflow.yaml"
     threads: 4
-    resources:
-        forecast=wf.forecast("pretokenize_shard"),
     params:
         **wf.params("pretokenize_shard", "name=shard ids index store=state/.tokens"),
     shell:
@@ -77,8 +71,6 @@ rule pack_sequences:
         wf.log("pack_sequences"),
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("pack_sequences"),
     params:
         **wf.params("pack_sequences", "expert directory"),
     shell:

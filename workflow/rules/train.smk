@@ -27,8 +27,6 @@ rule plan_training:
     localrule: True
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("plan_training"),
     params:
         **wf.params("plan_training", "expert"),
     shell:
@@ -49,8 +47,6 @@ rule check_references:
     priority: 20
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("check_references"),
     params:
         **wf.params("check_references", "expert"),
     shell:
@@ -66,8 +62,6 @@ rule stage_to_nvme:
         wf.log("stage_to_nvme"),
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("stage_to_nvme"),
     params:
         **wf.params("stage_to_nvme", "expert"),
     shell:
@@ -90,7 +84,6 @@ rule train_expert:
         **wf.processes,
         attempt=wf.attempt,
         runtime=wf.minutes,
-        forecast=wf.forecast("train_expert"),
     params:
         **wf.params("train_expert", "checkpoint state=state/{expert}"),
     shell:
@@ -117,7 +110,6 @@ rule generate_answers:
     threads: wf.threads
     resources:
         gpu=1,
-        forecast=wf.forecast("generate_answers"),
     params:
         **wf.params("generate_answers"),
     shell:
@@ -135,8 +127,6 @@ rule evaluate_expert:
         wf.log("evaluate_expert"),
     conda:
         "../../envs/expertflow.yaml"
-    resources:
-        forecast=wf.forecast("evaluate_expert"),
     params:
         **wf.params("evaluate_expert", "answers state=state/.evaluations"),
     shell:
@@ -156,7 +146,6 @@ rule export_model:
     threads: 4
     resources:
         mem_mb=wf.export_memory,
-        forecast=wf.forecast("export_model"),
     params:
         **wf.params("export_model", "directory"),
     shell:

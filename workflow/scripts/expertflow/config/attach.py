@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 from snakemake.persistence.file import FilePersistence  # type: ignore[import-untyped]
+from snakemake.resources import Resources  # type: ignore[import-untyped]
 
 from expertflow.config import guard, recovery, run_lock
 from expertflow.config.code_digest import SCRIPTS
@@ -89,6 +90,14 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
         note_missing_table(run.output_settings, basedir)
         _attached.append(wf)
     return wf
+
+
+def add_forecasts(run: Any, wf: Workflow) -> None:
+    """Add a resource to the rules, by which Snakemake passes forecasts to a dry run's logger."""
+    for rule in run.rules:
+        found = SCRIPT.search(rule.shellcmd or "")
+        if found and "expert" in rule.wildcard_names:
+            rule.resources.update(Resources.from_mapping({"forecast": wf.forecast(found[1])}))
 
 
 def has_records(persistence: Any) -> bool:
