@@ -129,6 +129,8 @@ def test_odd_files_are_problems_and_others_are_read(place: Path) -> None:
     kinds = {line.split(": ")[0]: line.split(": ")[1].split(",")[0] for line in verify()}
     assert kinds.pop("results/e/report.html") == "damaged"
     assert kinds.pop("results/e/base_model/config.json") == "missing"
+    Path("results/e/model.json").unlink()
+    assert "results/e/model.json: missing, its sidecar lists it" in verify()
     unknown = {name for name, kind in kinds.items() if kind == "unknown"}
     assert unknown == {"results/e/mine.txt", "results/e/steps.jsonl", [*odd][-1]}
 

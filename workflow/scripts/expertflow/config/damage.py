@@ -201,15 +201,17 @@ def _by_outcome(outcome: Path) -> Iterator[Check]:
 def _by_hash(
     path: Path, digest: str, record: Path, unit: tuple[Path, ...], hash_file: Callable[[Path], str]
 ) -> Check:
+    by = "its sidecar" if path == record else str(record)
+
     def find() -> Problem | None:
         if not path.is_file():
             exists = path.exists()
-            reason = f"{record} lists a file" if exists else f"{record} lists it"
+            reason = f"{by} lists a file" if exists else f"{by} lists it"
             return Problem(path, "damaged" if exists else "missing", reason, (*unit, path))
         try:
             if hash_file(path) == digest:
                 return None
-            reason = f"does not match {record}" if path != record else "does not match its sidecar"
+            reason = f"does not match {by}"
         except OSError as error:
             reason = f"cannot be read ({error.strerror})"
         return Problem(path, "damaged", reason, (*unit, path))
