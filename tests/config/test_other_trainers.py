@@ -59,7 +59,7 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
     text = output.read_text()
     for line in (
         "# optimizer: paged_adamw_8bit is adamw_8bit here.",
-        "# A step has 8 packed rows per card, as before; a row has several examples.",
+        "# A step has 8 packed rows per card, as before. With packing bfd, a row has",
         "# train[:20%] of FineTome-100k: everything is read; max_documents limits it.",
         "#   wandb_project: wandb reads WANDB_PROJECT and the like from the environment",
         "# Unknown here, and left out: noise",

@@ -50,15 +50,9 @@ def explain_rows(training: Settings) -> Iterator[str]:
     """Yield what a step was and is: a packed row has several examples."""
     rows = training.get(name_of(TrainingSection.batch_size))
     times = training.get(name_of(TrainingSection.gradient_accumulation_steps), 1)
-    packing = name_of(TrainingSection.packing)
     if not isinstance(rows, int) or not isinstance(times, int):
         return
-    step = f"A step has {rows * times}"
-    if training[packing] == "none":
-        rate = name_of(TrainingSection.learning_rate)
-        yield f"{step} examples per card, as before: {packing} is none, so epochs, steps and"
-        yield f"{rate} mean the same. With {packing} bfd, which is faster, a row has several"
-        yield "examples: show_plan.py then shows examples per step and steps, before and now, and"
-        yield f"the batch that keeps {rows * times} examples per step."
-    else:
-        yield f"{step} packed rows per card, as before; a row has several examples."
+    is_packed = training[name_of(TrainingSection.packing)] != "none"
+    what = "packed rows" if is_packed else "examples"
+    yield f"A step has {rows * times} {what} per card, as before. With packing bfd, a row has"
+    yield "several examples: show_plan.py shows the steps then and now, and the batch to set."
