@@ -74,8 +74,8 @@ def test_unusable_files_are_reported(tmp_path: Path) -> None:
         ("none.jsonl", "source s: no file at .*none.jsonl; correct the source's path"),
         ("x.xls", "is not one of .jsonl, .ndjson, .json, .csv, .*texts also with .gz or .zst"),
         ("x.parquet.gz", "is not one of"),
-        ("e.jsonl", "e.jsonl is empty; remove it or fill it"),
-        ("p.jsonl", "p.jsonl is not a regular file; write its output to a file"),
+        ("e.jsonl", "e.jsonl is empty or not a regular file; fill it"),
+        ("p.jsonl", "p.jsonl is empty or not a regular file"),
         ("d.jsonl", "is a directory; specify its files, e.g. .*d.jsonl/\\*.jsonl"),
     ):
         with pytest.raises(DataError, match=message):

@@ -144,14 +144,17 @@ def test_a_hub_that_fails_or_denies_access_is_one_line_with_the_fix(tmp_path: Pa
     vast = {"train.jsonl": 10**18}
     changes: dict[str, tuple[dict[str, Any], str]] = {
         "slow": ({"n_failures": 2}, "[3]"),
-        "down": ({"n_failures": 10_000}, "hub fails on someone/down (status 500) after 3 tries"),
+        "down": ({"n_failures": 10_000}, "the hub cannot be reached (status 500); check"),
         "gated": (
             {"refused": (403, "GatedRepo"), "is_listed": True},
-            "is gated; accept its terms at https://huggingface.co/datasets/someone/gated",
+            "gated or private; correct the id, or get access at https://huggingface.co/datasets/",
         ),
-        "private": ({"refused": (401, "RepoNotFound")}, "no data set 'someone/private' on the hub"),
-        "gone": ({"refused": (404, "RepoNotFound")}, "'someone/gone' on the hub, or it is private"),
-        "closed": ({"refused": (403, None)}, "does not let this token read someone/closed"),
+        "private": (
+            {"refused": (401, "RepoNotFound")},
+            "set someone/private is not on the hub, or is",
+        ),
+        "gone": ({"refused": (404, "RepoNotFound")}, "set someone/gone is not on the hub, or is"),
+        "closed": ({"refused": (403, None)}, "set someone/closed is not on the hub, or is"),
         "cut": (cut, "[120]"),
         "vast": ({"stated_sizes": vast}, " free, 1000000.0 TB needed for someone/vast@cccccccc; "),
     }
@@ -204,7 +207,7 @@ def test_a_missing_choice_is_named_with_the_available_ones(tmp_path: Path) -> No
         ({**SUMS, "options": {"data_dir": "heldd"}}, "files under data_dir 'heldd'; correct data_"),
         ({**SUMS, "revision": "v9"}, "has no revision 'v9'; use a branch, tag or commit"),
         ({"id": "someone/pictures"}, "has imagefolder files; only arrow, csv, json, parquet, te"),
-        ({"id": "someone/scripted"}, "built by its own script, which is never run"),
+        ({"id": "someone/scripted"}, "Dataset scripts are no longer supported"),
         ({"id": "someone/empty"}, "has no arrow/csv/json/parquet/text files; use another data"),
         ({"id": "someone/nosy", **easy}, "refers to a file outside itself (own.jsonl), which is"),
         ({"id": "someone/web", "config": "held"}, "web refers to an address (http://127.0.0.1"),
@@ -279,7 +282,7 @@ def test_two_fetches_at_once_make_one(tmp_path: Path) -> None:
     assert both[0].results[0]["sha256"] == both[1].results[0]["sha256"]
     assert sum("prepared, 2000 records" in fetched.log for fetched in both) == 1
     # A user who disabled the network is told so.
-    assert all("HF_HUB_OFFLINE is set" in one.results[1]["error"] for one in both)
+    assert all("check the network, HF_HUB_OFFLINE" in one.results[1]["error"] for one in both)
 
 
 def test_a_full_disk_is_one_line_and_messages_contain_no_secret() -> None:

@@ -113,11 +113,6 @@ def excerpt(value: Any) -> str | None:
     return text[:EXCERPT_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
-def find_separator(header: str) -> str | None:
-    """Return the likely delimiter of a CSV header that was read as one name."""
-    return next((sign for sign in ";\t|" if sign in header), None)
-
-
 def clip_message(message: object) -> str:
     """Shorten a parser's message to one line; it may quote the value at length."""
     return excerpt(single_line(message)) or ""

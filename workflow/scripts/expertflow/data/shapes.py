@@ -23,7 +23,7 @@ from expertflow.core.errors import ConfigError
 from expertflow.core.records import to_json
 from expertflow.data.messages import read_tools, read_turns, require_text
 from expertflow.data.records import Body, Fields, ToolCall, Turn
-from expertflow.data.reject import Reject, find_separator
+from expertflow.data.reject import Reject
 from expertflow.data.settings import PrepareSpec
 
 TEXT_FRAME = b'{"text":null}'
@@ -224,9 +224,6 @@ def reject_missing_field(record: Fields, path: str) -> Reject:
     names = [str(name) for name in record]
     near = difflib.get_close_matches(path.partition(".")[0], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    separator = find_separator(names[0]) if len(names) == 1 else None
-    if separator and path in map(str.strip, names[0].split(separator)):
-        hint = f"if {separator!r} separates columns, set options.delimiter; "
     shown = [name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "…" for name in names]
     listed = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
     words = f"the record has no field {path!r}; {hint}it has {listed or 'none'}"

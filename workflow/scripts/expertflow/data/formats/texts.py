@@ -21,7 +21,7 @@ from expertflow.core.errors import DataError
 from expertflow.data.formats.streams import BOM, BUFFER_BYTES, open_bytes
 from expertflow.data.parse import decode_text, parse_object
 from expertflow.data.records import DataFile, Fields
-from expertflow.data.reject import RawRecord, Reject, find_separator
+from expertflow.data.reject import RawRecord, Reject
 from expertflow.data.settings import ReadOptions
 
 # Longer records are rejected unread: too long to train on.
@@ -29,6 +29,7 @@ MAX_RECORD_BYTES = 64 << 20
 # Line ends of JSON Lines are counted per block, which locates a shard's first line.
 BLOCK_BYTES = 16 << 20
 _NEWLINE = 10
+SEPARATORS = ";\t|,"
 _NO_END = 1 << 62
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*(?=\n)")
 _NOT_BLANK = re.compile(r"[^ \t\r\n]")
@@ -258,6 +259,12 @@ def read_header(
                 f"{path}, line {number}: two columns are named {doubled[0]!r}; the first row must"
                 " give every column a unique name"
             )
+        sign = next((sign for sign in SEPARATORS if sign in names[0]), None)
+        if len(names) == 1 and sign and options.delimiter is None:
+            raise DataError(
+                f"{path}, line {number}: {names[0][:60]!r} is the only column; set"
+                f" options.delimiter to what separates columns, such as {sign!r}"
+            )
         return rows, names
     raise DataError(f"{path}: there is no header row; the first row must name the columns")
 
@@ -274,10 +281,7 @@ def _checked_row(row: list[str] | Reject) -> list[str]:
 def _parse_row(row: list[str], names: list[str]) -> Fields:
     _checked_row(row)
     if len(row) != len(names):
-        found = f"{len(row)} values for {len(names)} columns"
-        if len(names) == 1 and (separator := find_separator(names[0])):
-            found += f"; if {separator!r} separates columns, set options.delimiter"
-        raise Reject("ragged_row", found, value=row[-1])
+        raise Reject("ragged_row", f"{len(row)} values for {len(names)} columns", value=row[-1])
     return dict(zip(names, row, strict=True))
 
 

@@ -4,7 +4,6 @@ Commits are requested in batches, as every request costs two process switches. A
 pieces: only the start of an absurdly long object, file list or patch is kept.
 """
 
-import codecs
 import contextlib
 import io
 import os
@@ -224,8 +223,9 @@ class HistoryReader:
             return Changes([], "", False, False)
         patch, decode = bytes(answer[counts_end + 2 :]), _Decoder()
         files = _parse_files(bytes(answer[:counts_end]).split(b"\0")[1:], decode)
-        text = _cut(patch, max_bytes, decode)
-        return Changes(files, text, len(patch) > max_bytes, decode.replaced)
+        is_cut = len(patch) > max_bytes
+        text = decode(patch[: patch.rfind(b"\n", 0, max_bytes) + 1] if is_cut else patch)
+        return Changes(files, text, is_cut, decode.replaced)
 
 
 def split_batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
@@ -294,16 +294,3 @@ def _parse_files(counts: list[bytes], decode: _Decoder) -> list[FileChange]:
         change = FileChange(path=decode(path), renamed_from=old, n_added=added, n_deleted=deleted)
         files.append(change)
     return files
-
-
-def _cut(patch: bytes, max_bytes: int, decode: _Decoder) -> str:
-    if len(patch) <= max_bytes:
-        return decode(patch)
-    kept = patch[:max_bytes]
-    kept = kept[: kept.rfind(b"\n") + 1] or kept
-    # A line over the limit may be cut within a character, which is dropped.
-    text = codecs.getincrementaldecoder("utf-8")("replace").decode(kept)
-    # Either bytes that are not UTF-8 or the character itself; ``decode`` notes which.
-    if "\ufffd" in text:
-        decode(kept)
-    return text

@@ -194,11 +194,6 @@ class HubDataset(DataSource):
         from datasets.exceptions import DataFilesNotFoundError
 
         name, config = self.repository, self.spec.config
-        if (folder / f"{folder.name}.py").exists():
-            raise DataError(
-                f"{name} is built by its own script, which is never run; try revision"
-                " refs/convert/parquet, where the hub keeps some of these as Parquet"
-            )
         chosen = {key: self.spec.options.get(key) for key in cache.READ_OPTIONS}
         # The builder would request any address, even of configs that are not chosen.
         values = iter_values([*cache.read_configs(folder), chosen])
@@ -213,14 +208,10 @@ class HubDataset(DataSource):
             )
         except (EmptyDatasetError, DataFilesNotFoundError, FileNotFoundError) as error:
             raise DataError(self._no_files(commit)) from error
-        except ImportError as error:
+        except (ImportError, BadZipFile) as error:
             raise DataError(
-                f"{name} has files that need another package ({error}); choose others with"
-                " config or options.data_files"
-            ) from error
-        except BadZipFile as error:
-            raise DataError(
-                f"{name} has zip archives, which are not supported; unpack them and use kind local"
+                f"{name} has files that cannot be read here ({error}); choose others with config or"
+                " options.data_files, or unpack them and use kind local"
             ) from error
         except ValueError as error:
             known = sorted(datasets.get_dataset_config_names(str(folder)))

@@ -119,30 +119,23 @@ def _explain_cause(source: SourceSpec, error: BaseException) -> str | None:
 
     name, page = source.id, f"https://huggingface.co/datasets/{source.id}"
     here = f"data set {name}@{source.revision or 'main'} is incomplete in {hub_cache()}"
-    status, message = _status(error), str(error)
     match error:
-        case OSError() if "Not enough disk space" in message:
+        case OSError() if "Not enough disk space" in str(error):
             # The library reports the space it needs.
-            return describe_full_cache(message.partition("Needed: ")[2].partition(" (")[0])
+            return describe_full_cache(str(error).partition("Needed: ")[2].partition(" (")[0])
         case PermissionError():
             return f"{error.filename}: not writable; set HF_HOME to a folder that is"
-        case hub.GatedRepoError():
-            login = "then log in with 'hf auth login' or set HF_TOKEN"
-            return f"data set {name} is gated; accept its terms at {page}, {login}"
         case hub.RevisionNotFoundError():
             fix = f"use a branch, tag or commit of {page}/commits/main"
             return f"data set {name} has no revision {source.revision or 'main'!r}; {fix}"
-        case hub.RepositoryNotFoundError():
-            fix = "correct the id, or log in with 'hf auth login'"
-            return f"no data set {name!r} on the hub, or it is private; {fix}"
-        case _ if status in (401, 403):
-            fix = f"log in again with 'hf auth login', or ask for access at {page}"
-            return f"the hub does not let this token read {name}; {fix}"
-        case hub.OfflineModeIsEnabled():
-            return f"{here} and HF_HUB_OFFLINE is set; unset it and run once with a network"
-        case TransportError():
-            fix = "check network and HF_ENDPOINT, or copy the cache from a machine that has it"
-            return f"{here} and the hub cannot be reached ({type(error).__name__}); {fix}"
-        case _ if status in RETRIED_STATUS:
-            return f"the hub fails on {name} (status {status}) after {N_TRIES} tries; try later"
+        case _ if isinstance(error, hub.RepositoryNotFoundError) or _status(error) in (401, 403):
+            fix = f"correct the id, or get access at {page} and log in with 'hf auth login'"
+            return f"data set {name} is not on the hub, or is gated or private; {fix}"
+        case _ if (
+            isinstance(error, TransportError | hub.OfflineModeIsEnabled)
+            or _status(error) in RETRIED_STATUS
+        ):
+            reason = _passing_reason(error) or type(error).__name__
+            fix = "check the network, HF_HUB_OFFLINE and HF_ENDPOINT, or copy another cache here"
+            return f"{here} and the hub cannot be reached ({reason}); {fix}"
     return None

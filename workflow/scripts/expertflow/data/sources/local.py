@@ -68,12 +68,8 @@ def find_files(pattern: str) -> list[Path]:
     if not paths:
         raise DataError(f"no file at {pattern}; correct the source's path")
     for path in paths:
-        if not path.is_file():
-            raise DataError(
-                f"{path} is not a regular file; write its output to a file and use that"
-            )
-        if path.stat().st_size == 0:
-            raise DataError(f"{path} is empty; remove it or fill it")
+        if not path.is_file() or path.stat().st_size == 0:
+            raise DataError(f"{path} is empty or not a regular file; fill it, or move it away")
         sniff_format(path, *format_of(path))
     return paths
 
