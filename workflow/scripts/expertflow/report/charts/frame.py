@@ -35,9 +35,6 @@ NEEDLESS = re.compile(
     r'\s(?:(?:font-family|pointer-events|aria-[a-z]+|role|class|xmlns:xlink|version)="[^"]*"'
     r'|opacity="1")'
 )
-ALIKE = re.compile(
-    r'(<path d="[^"]+"( fill="[^"]+"(?: opacity="[^"]+")?)/>)(?:<path d="[^"]+"\2/>)+'
-)
 NUMBER = "format(datum.value, ',.12~g')"
 THOUSANDS = "datum.value === 0 ? '0' : format(datum.value, '~s')"
 ROUND_STEPS = (1.0, 2.0, 2.5, 5.0)
@@ -170,7 +167,6 @@ def _themed(svg: str, label: str) -> str:
     svg = TAG.sub(lambda tag: _lean(tag[0]), svg)
     # Paths of zero extent, which the renderer writes for empty backgrounds.
     svg = re.sub(r'<path d="(?:M0,0h0v0h0Z)?"(?: display="none")?/>', "", svg)
-    svg = ALIKE.sub(_as_one, svg)
     label = html.escape(show_hidden(label))
     return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
@@ -179,9 +175,3 @@ def _lean(tag: str) -> str:
     # A tenth of a pixel is too small to see.
     tag = NEEDLESS.sub("", tag)
     return re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", tag)
-
-
-def _as_one(paths: re.Match[str]) -> str:
-    # Neighbors of one color become one path: a histogram has a hundred bars.
-    places = "".join(re.findall(r'd="([^"]+)"', paths[0]))
-    return f'<path d="{places}"{paths[2]}/>'
