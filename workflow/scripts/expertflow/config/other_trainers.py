@@ -46,7 +46,6 @@ LISTS = (
 FLAG_FILES = ("", ".sh", ".txt", ".args")
 # $MODEL or ${MODEL}: a shell's or an environment's variable.
 VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
-COMMENT = "a comment"
 
 
 class Translation(NamedTuple):
@@ -154,7 +153,7 @@ def write_manifest(result: Translation) -> str:
     lines = list(result.notes)
     if result.explained:
         lines.append("Left out:")
-        lines += [f"  {key}: {why}" for key, why in result.explained.items() if why != COMMENT]
+        lines += [f"  {key}: {why}" for key, why in result.explained.items()]
     if result.unknown:
         lines.append(f"Unknown here, and left out: {', '.join(result.unknown)}")
     head = "".join(f"# {line}\n" for line in lines)
@@ -186,7 +185,8 @@ def _flatten(settings: Settings) -> Settings:
                 if name not in GROUPS:
                     flat[name] = item
                 visit(item, f"{name}.")
-            else:
+            # A's manifests have comments: "_batch_comment".
+            elif not str(key).startswith("_"):
                 flat[name] = item
 
     visit(settings, "")
@@ -242,9 +242,11 @@ def _translate_key(key: str, value: Any, result: Translation) -> None:
     if key == "warmup_steps" and isinstance(value, float) and value < 1:
         # transformers accepts a share of the steps there, too.
         target = f"{TRAINING}.{name_of(TrainingSection.warmup_ratio)}"
-    given = _check_value(_value(key, value, target), target)
-    if isinstance(given, Unusable):
-        result.explained[key] = given.why
+    try:
+        given = _value(key, value, target)
+        _check_value(given, target)
+    except Unusable as error:
+        result.explained[key] = str(error)
         return
     result.mapped.append(key)
     if given is None:
@@ -257,10 +259,8 @@ def _translate_key(key: str, value: Any, result: Translation) -> None:
         result.notes.append(f"{key}: {value} is {given} here.")
 
 
-class Unusable(NamedTuple):
-    """A value without a counterpart, and why."""
-
-    why: str
+class Unusable(Exception):
+    """A value without a counterpart; the message is the reason."""
 
 
 def _target(key: str) -> str | None:
@@ -279,15 +279,13 @@ def _reason(key: str) -> str | None:
     reasons: dict[str, str] = read_table()["why"]
     if key in reasons:
         return reasons[key]
-    if key.rpartition(".")[2].startswith("_"):
-        return COMMENT
     # hub_* stands for all keys with that prefix.
     begins = (name for name in reasons if name.endswith("*") and key.startswith(name[:-1]))
     return next((reasons[name] for name in begins), None)
 
 
 def _value(key: str, value: Any, target: str) -> Any:
-    """Return a value as it is written here: null for none, Unusable with the reason."""
+    """Return a value as it is written here, null for none; raise Unusable with the reason."""
     name = target.rpartition(".")[2]
     # -1 is how several trainers write "no limit", as max_steps does.
     if value in ("", -1) or (key == "warmup_steps" and not value):
@@ -298,18 +296,18 @@ def _value(key: str, value: Any, target: str) -> Any:
         first = value[0] if isinstance(value, list) and value else value
         return first if first in get_args(Tracker) else None
     if target == "data.chat_template" and value != "chatml":
-        return Unusable("auto uses the model's own; save another one to a file and set its path")
+        raise Unusable("auto uses the model's own; save another one to a file and set its path")
     if target == f"{LORA}.{name_of(LoraSpec.targets)}":
         names = _split_names(value)
         if value is True or names in (["all"], ["all-linear"]):
             return [ALL_LINEAR]
         if not all(re.fullmatch(r"[\w.-]+", one) for one in names):
-            return Unusable("patterns are not supported; list the modules")
+            raise Unusable("patterns are not supported; list the modules")
         return names or None
     if name == name_of(LoraSpec.modules_to_save):
-        names = _split_names(value)
-        known = get_args(Whole)
-        return names if set(names) <= {*known} else Unusable(f"known: {', '.join(known)}")
+        if not set(names := _split_names(value)) <= {*get_args(Whole)}:
+            raise Unusable(f"known: {', '.join(get_args(Whole))}")
+        return names
     if name == name_of(TrainingSection.packing):
         # Other strategies split documents across rows, as concat does.
         return "bfd" if value in (True, "bfd", "ffd") else "none" if value is False else "concat"
@@ -319,8 +317,9 @@ def _value(key: str, value: Any, target: str) -> Any:
         wants_all = value is True if key == "train_on_inputs" else value is False
         return "all" if wants_all else "completion"
     if name == "eval_fraction":
-        is_share = isinstance(value, float) and 0 < value < 1
-        return value if is_share else Unusable("must be a share of the documents, above 0")
+        if not isinstance(value, float) or not 0 < value < 1:
+            raise Unusable("must be a share of the documents, above 0")
+        return value
     return _text_value(value, target) if isinstance(value, str) else value
 
 
@@ -343,19 +342,17 @@ def _text_value(value: str, target: str) -> Any:
     return value
 
 
-def _check_value(value: Any, target: str) -> Any:
-    """Return a value that a manifest may have, else Unusable."""
+def _check_value(value: Any, target: str) -> None:
+    """Raise Unusable for a value that no manifest may have."""
     section, _, name = target.rpartition(".")
     places: dict[str, type[Struct]] = {TRAINING: TrainingSection, LORA: LoraSpec}
-    if section not in places or value is None or isinstance(value, Unusable):
-        return value
+    if section not in places or value is None:
+        return
     schema = json_schema(places[section])["properties"][name]
-    if jsonschema.Draft202012Validator(schema).is_valid(value):
-        return value
-    choices = ", ".join(map(str, schema.get("enum", ())))
-    return Unusable(
-        f"{value} is not supported; {f'known: {choices}' if choices else schema['description']}"
-    )
+    if not jsonschema.Draft202012Validator(schema).is_valid(value):
+        choices = ", ".join(map(str, schema.get("enum", ())))
+        why = f"known: {choices}" if choices else schema["description"]
+        raise Unusable(f"{value} is not supported; {why}")
 
 
 def _set(manifest: Settings, target: str, value: Any) -> None:
