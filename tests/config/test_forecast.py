@@ -254,7 +254,7 @@ def test_an_unknown_forecast_has_a_reason(place: Place) -> None:
     reason = "max_steps is set and batch_size is auto, so the plan decides on tokens"
     assert place.parts() == ["unknown", "unknown", "1 x H100 SXM", reason]
     place.manifest["model"] = "a/b"
-    reason = "model a/b is neither a local folder, nor downloaded, nor on the hub"
+    reason = "model a/b is neither a local folder, nor downloaded, nor available from the hub"
     assert place.basis() == reason
     row = {"name": "Own", "driver_names": [], "memory_gb": 8, "source": "s"}
     unknown = ("bf16_tflops", "fp16_tflops", "tf32_tflops", "bandwidth_gb_per_s", "power_w")

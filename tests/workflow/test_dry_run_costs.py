@@ -82,7 +82,7 @@ def test_a_model_is_forecast_before_it_is_downloaded(mine: Workspace) -> None:
     home = {"HF_HOME": str(mine.root / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
     _, line = table(mine, "large", *arguments, **home)
     assert line.endswith(
-        "  model maker/model is neither a local folder, nor downloaded, nor on the hub"
+        "  model maker/model is neither a local folder, nor downloaded, nor available from the hub"
     )
     with serving_models(Hub({"maker/model": hub})) as home["HF_ENDPOINT"]:
         _, line = table(mine, "large", *arguments, **home)

@@ -293,7 +293,7 @@ class Forecaster:
             look_up_downloads(model, revision)
             folder = find_folder(model, revision)
         if not (folder / "config.json").is_file():
-            problem = "neither a local folder, nor downloaded, nor on the hub"
+            problem = "neither a local folder, nor downloaded, nor available from the hub"
             raise Unknown(f"model {model} is {problem}")
         # Imported here: it loads tokenizers, for a shape that is needed once.
         from expertflow.train.model.base import read_facts
