@@ -54,7 +54,7 @@ def pair_scores(before: Figures, after: Figures) -> list[LmEvalScore]:
 
 
 def run_tasks(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int) -> Figures:
-    """Run tasks, given by name or as the path of a YAML file, on a loaded model.
+    """Run tasks, given by name or as the path of a YAML file of that name, on a loaded model.
 
     The harness keeps the logits of all tokens of a batch, so it may need smaller batches than
     generation. Raises EvaluationError if a task is unknown, its data is not on this machine, or a
@@ -122,28 +122,15 @@ def _known(value: Any) -> float | None:
 
 
 def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
-    import yaml
-
     tasks: Any = importlib.import_module("lm_eval.tasks")
-    folders, names = [], []
-    for task in spec.tasks:
-        if not task.endswith(YAML):
-            names.append(task)
-            continue
-        # A task's YAML may have custom tags, so it is read line by line.
-        path = Path(task)
-        if not path.is_file():
-            raise EvaluationError(f"evaluation.lm_eval.tasks: {task}: no such file")
-        lines = [x for x in path.read_text("utf-8").splitlines() if x.startswith("task:")]
-        name = yaml.safe_load(lines[0])["task"] if lines else None
-        if not isinstance(name, str):
-            raise EvaluationError(f"evaluation.lm_eval.tasks: {task}: has no line 'task: name'")
-        folders.append(str(path.parent))
-        names.append(name)
+    files = [Path(task) for task in spec.tasks if task.endswith(YAML)]
+    if missing := [file for file in files if not file.is_file()]:
+        raise EvaluationError(f"evaluation.lm_eval.tasks: {missing[0]}: no such file")
+    folders = list(dict.fromkeys(str(file.parent) for file in files))
     # Indexing the bundled tasks takes seconds, which tasks in files do not need.
-    by_name = len(folders) < len(names)
-    folders = list(dict.fromkeys(folders))
-    return tasks.TaskManager(include_path=folders or None, include_defaults=by_name), names
+    by_name = len(files) < len(spec.tasks)
+    manager = tasks.TaskManager(include_path=folders or None, include_defaults=by_name)
+    return manager, [Path(task).stem if task.endswith(YAML) else task for task in spec.tasks]
 
 
 @contextmanager
