@@ -68,7 +68,6 @@ SAME = [
     ("RETURN 'it\\'s'", 'RETURN "it\'s"'),
     ("MATCH (a) WHERE EXISTS { (a)-->(b) } RETURN a", "MATCH (c) WHERE exists{(c)-->(d)} RETURN c"),
     ("MATCH (a)-[*1..3]->(b) RETURN a", "MATCH (x) - [ * 1 .. 3 ] -> (y) RETURN x"),
-    ("CALL db.labels() YIELD label AS a RETURN a", "CALL db.labels() YIELD label AS b RETURN b"),
     # A map in a pattern is a condition.
     ("MATCH (p:P {name: 'x'}) RETURN p.age", "MATCH (q:P) WHERE q.name = 'x' RETURN q.age"),
     (
@@ -109,6 +108,7 @@ SAME = [
         "MATCH (p:P) RETURN p.name AS name, count(*) AS n ORDER BY n DESC, name LIMIT 3",
         "MATCH (p:P) RETURN p.name, count(*) ORDER BY count(*) DESC, p.name ASC LIMIT 3",
     ),
+    ("MATCH (p)-->(q) RETURN q.name AS q", "MATCH (p)-->(q) RETURN q.name"),
 ]
 DIFFERENT = [
     (QUERY, QUERY.replace("Person", "person")),
@@ -176,6 +176,10 @@ DIFFERENT = [
         "MATCH (n:P) RETURN n.a AS x UNION MATCH (n:Q) RETURN n.a AS x",
     ),
     ("MATCH (n:P) RETURN rand() AS r ORDER BY r", "MATCH (n:P) RETURN rand() ORDER BY rand()"),
+    (
+        "MATCH (n:P) RETURN n.a AS a, n.b AS b ORDER BY a + b, size([x IN [a] | x])",
+        "MATCH (n:P) RETURN n.a AS b, n.b AS a ORDER BY a - b, size([x IN [a] | x])",
+    ),
     ("MATCH (n:P) RETURN n.a AS x ORDER BY x DESC", "MATCH (n:P) RETURN n.a AS x ORDER BY x"),
     (
         "RETURN [x IN [1, 2] WHERE x > 1 AND x < 3 | x = 1 AND true]",

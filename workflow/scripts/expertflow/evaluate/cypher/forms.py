@@ -36,10 +36,10 @@ from expertflow.evaluate.cypher.tokens import (
     group_brackets,
     is_operator,
     iter_levels,
+    list_rebound,
     list_variables,
     mask_variables,
     number_variables,
-    read_path,
     split_at,
     token_at,
 )
@@ -57,7 +57,7 @@ _NOT_A_CONJUNCTION = frozenset({"OR", "XOR", "CASE", "WHEN", "THEN", "ELSE", "EN
 _VALUES = VARIABLES | {"string", "number", "parameter"}
 _LITERALS = (Token("keyword", "TRUE"), Token("keyword", "FALSE"))
 # Each call returns a different value.
-_FRESH_EACH_TIME = frozenset({"rand", "randomuuid"})
+_FRESH_EACH_TIME = (Token("function", "rand"), Token("function", "randomuuid"))
 _TURNED = {"<": Token("operator", ">"), ">": Token("operator", "<")}
 
 _MIRRORED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -74,9 +74,8 @@ def common_form(tokens: Sequence[Token]) -> list[Token]:
         token == _STAR and token_at(tokens, index - 1) in (_RETURN, _WITH, _DISTINCT)
         for index, token in enumerate(tokens)
     )
-    items = group_brackets([t for t in tokens if projects_all or t not in _ASCENDING])
-    if items is None:
-        return number_variables(tokens)
+    # A query that parses has balanced brackets.
+    items = group_brackets([t for t in tokens if projects_all or t not in _ASCENDING]) or []
     if not projects_all:
         _drop_column_names(items)
         _move_maps_to_conditions(items)
@@ -96,8 +95,9 @@ def _move_maps_to_conditions(items: Items) -> None:
     """Turn `(:P {k: 1})-->(b)` into `(x:P)-->(b)` and the condition `x.k = 1`."""
     fresh_names = (f"\0{number}" for number in count())  # no legal variable names
     for level, start, end in _iter_clauses(items, MATCH):
-        if (paths := _all_paths(level[start:end])) is None:
-            continue
+        words = level[start:end]
+        # Not those within brackets, such as shortestPath's.
+        paths = [path for path in find_paths(words) if path.items is words]
         conditions, after = _take_conditions(paths, fresh_names), end
         if token_at(level, end) == WHERE:
             after = _end_of_clause(level, end + 1)
@@ -118,18 +118,6 @@ def _iter_clauses(items: Items, keyword: Token) -> Iterator[tuple[Items, int, in
         for index in reversed(range(len(level))):
             if level[index] == keyword:
                 yield level, index + 1, _end_of_clause(level, index + 1)
-
-
-def _all_paths(items: Items) -> list[Path] | None:
-    """Parse ``name = path, path, …``; null for anything else."""
-    paths = []
-    for part in split_at(items, COMMA):
-        is_named = token_at(part, 0).kind in VARIABLES and token_at(part, 1) == _EQUALS
-        path = read_path(part, 2 * is_named)
-        if path is None or path.end < len(part):
-            return None
-        paths.append(path)
-    return paths
 
 
 def _take_conditions(paths: list[Path], fresh_names: Iterator[str]) -> list[Items]:
@@ -217,13 +205,6 @@ def _count_rows_one_way(items: Items, paths: list[Path]) -> None:
     # OPTIONAL MATCH and procedures may set a variable to null.
     if any(t.kind == "keyword" and t.text in ("OPTIONAL", "CALL") for t in tokens):
         return
-    # Variables bound by WITH, UNWIND or a list may be anything.
-    rebound = {
-        token.text
-        for index, token in enumerate(tokens)
-        if token_at(tokens, index - 1) == AS
-        or token_at(tokens, index + 1) == Token("keyword", "IN")
-    }
     matched = {
         entity.variable
         for path in paths
@@ -234,7 +215,7 @@ def _count_rows_one_way(items: Items, paths: list[Path]) -> None:
         for before, call in pairwise(level):
             if before == _COUNT and isinstance(call, TokenGroup) and len(call.content) == 1:
                 counted = call.content[0]
-                if counted.kind == "variable" and counted.text in matched - rebound:
+                if counted.kind == "variable" and counted.text in matched - list_rebound(tokens):
                     call.items[1] = _STAR
 
 
@@ -263,37 +244,35 @@ def _turn_paths(paths: list[Path]) -> None:
 
 def _drop_column_names(items: Items) -> None:
     returns = [index for index, item in enumerate(items) if item == _RETURN]
+    words = [*flatten(items)]
     # UNION pairs columns by name, so there a name is part of the answer.
-    if not returns or _UNION in flatten(items):
+    if not returns or _UNION in words or any(t in _FRESH_EACH_TIME for t in words):
         return
     start = returns[-1] + 1
     start += token_at(items, start) == _DISTINCT
     end = _end_of_clause(items, start)
     columns = split_at(items[start:end], COMMA)
-    others = [*items[: returns[-1]], *(item for column in columns for item in column[:-1])]
-    stands_for = {column[-1].text: column[:-2] for column in columns if column[-2:-1] == [AS]}
-    tail = _put_in_order(items[end:], stands_for)
-    repeated = any(t.kind == "function" and t.text in _FRESH_EACH_TIME for t in flatten(items))
-    if tail is None or repeated or not stands_for.keys().isdisjoint(list_variables(others)):
-        return
-    short = [column[:-2] if column[-2:-1] == [AS] else column for column in columns]
-    items[start:] = [*_join(short, COMMA), *tail]
+    named = [column for column in columns if column[-2:-1] == [AS]]
+    stands_for = {column[-1].text: column[:-2] for column in named}
+    short = [column[:-2] if column in named else column for column in columns]
+    items[start:] = [*_join(short, COMMA), *_replace_names(items[end:], stands_for)]
 
 
-def _put_in_order(tail: Items, stands_for: dict[str, Items]) -> Items | None:
-    """Replace aliases in ORDER BY; null if one is part of a longer expression."""
-    if tail[1:2] != [_BY]:
-        return tail if stands_for.keys().isdisjoint(list_variables(tail)) else None
-    end = _end_of_clause(tail, 2)
-    keys = []
-    for key in split_at(tail[2:end], COMMA):
-        is_alias = bool(key) and key[0].kind in VARIABLES and key[0].text in stands_for
-        rest = key[is_alias:]
-        is_longer = is_alias and any(item.kind != "keyword" for item in rest)
-        if is_longer or not stands_for.keys().isdisjoint(list_variables(rest)):
-            return None
-        keys.append([*deepcopy(stands_for[key[0].text]), *rest] if is_alias else key)
-    return [*tail[:2], *_join(keys, COMMA), *tail[end:]]
+def _replace_names(items: Items, stands_for: dict[str, Items]) -> Items:
+    """Replace the names of columns in ORDER BY, in brackets unless one is the complete key."""
+    result: Items = []
+    for index, item in enumerate(items):
+        if isinstance(item, TokenGroup):
+            content = _replace_names(item.content, stands_for)
+            result.append(TokenGroup([item.items[0], *content, item.items[-1]]))
+        elif item.kind in VARIABLES and item.text in stands_for:
+            column = deepcopy(stands_for[item.text])
+            before, after = token_at(items, index - 1), token_at(items, index + 1)
+            is_key = before in (_BY, COMMA) and (after == COMMA or after.kind in ("keyword", ""))
+            result += column if is_key else [TokenGroup([_OPEN, *column, _CLOSE])]
+        else:
+            result.append(item)
+    return result
 
 
 def _end_of_clause(items: Items, start: int) -> int:

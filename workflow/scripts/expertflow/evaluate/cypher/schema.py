@@ -16,7 +16,6 @@ from typing import Any
 from msgspec import Struct, field
 
 from expertflow.evaluate.cypher.tokens import (
-    AS,
     COMMA,
     VARIABLES,
     Entity,
@@ -26,8 +25,8 @@ from expertflow.evaluate.cypher.tokens import (
     find_paths,
     group_brackets,
     is_operator,
+    list_rebound,
     split_at,
-    token_at,
 )
 from expertflow.evaluate.records import Judgment
 
@@ -172,12 +171,7 @@ def find_name_fault(tokens: Sequence[Token], schema: GraphSchema) -> Judgment | 
 
 
 def _bind(tokens: Sequence[Token], paths: list[Path], schema: GraphSchema) -> Bindings:
-    rebound = set()
-    for index, token in enumerate(tokens):
-        before, after = token_at(tokens, index - 1), token_at(tokens, index + 1)
-        is_element = after == Token("keyword", "IN") and is_operator(before, "[", "(", ",")
-        if before == AS or is_element:
-            rebound.add(token.text)
+    rebound = list_rebound(tokens)
     bound: Bindings = {}
     for path in paths:
         for entity, properties in zip(path.entities, cycle((schema.nodes, schema.types))):

@@ -70,7 +70,7 @@ class TokenGroup(Struct):
 
 Item = Token | TokenGroup
 
-AS, MATCH, WHERE = (Token("keyword", word) for word in ("AS", "MATCH", "WHERE"))
+AS, MATCH, WHERE, _IN = (Token("keyword", word) for word in ("AS", "MATCH", "WHERE", "IN"))
 COMMA = Token("operator", ",")
 
 
@@ -97,26 +97,18 @@ def tokenize(query: str) -> list[Token] | None:
 def classify_words(tokens: Sequence[Token]) -> list[Token]:
     """Classify words: keywords, functions, names (of labels, keys, properties), variables."""
     names = _find_names(tokens)
+    # In `YIELD label` the procedure's own word names the value, so no variable may be renamed.
+    variable = "yielded" if any(_is_keyword(t, "YIELD") for t in tokens) else "variable"
     result: list[Token] = []
-    yielded: set[str] = set()
-    in_yield = False
     for index, token in enumerate(tokens):
         if token.kind in _WORDS:
             kind = "name" if index in names else _kind(tokens, index)
             # Case-insensitive in Cypher; functions of plug-ins (``apoc.…``) are not.
             text = token.text.lower() if kind == "function" else token.text
-            if kind == "keyword":
-                text = text.upper()
-                # In `YIELD label AS x` the procedure calls it `label`, and only `x` can be renamed.
-                in_yield = text == "YIELD" or (in_yield and text == "AS")
-            elif kind == "variable" and in_yield and result[-1] != AS:
-                yielded.add(text)
-            token = Token(kind, text)
+            text = text.upper() if kind == "keyword" else text
+            token = Token(variable if kind == "variable" else kind, text)
         result.append(token)
-    return [
-        Token("yielded", t.text) if t.kind == "variable" and t.text in yielded else t
-        for t in result
-    ]
+    return result
 
 
 def _kind(tokens: Sequence[Token], index: int) -> str:
@@ -135,7 +127,7 @@ def _kind(tokens: Sequence[Token], index: int) -> str:
     opens_subquery = is_operator(opening, "{") and tokens[last].text.upper() in _BEFORE_SUBQUERY
     if is_operator(opening, "(") or opens_subquery:
         return "function" if last == index else "name"
-    if before.kind == "word" and before.text.upper() == "CALL":
+    if _is_keyword(before, "CALL"):
         return "name"
     # Two plain words in a row are a command, such as `SHOW INDEXES` and `LOAD CSV`.
     is_command = any(t.kind in _WORDS and not _is_keyword(t) for t in (before, after))
@@ -144,31 +136,30 @@ def _kind(tokens: Sequence[Token], index: int) -> str:
 
 def _find_names(tokens: Sequence[Token]) -> set[int]:
     """Find the keys of maps, and the labels of ``:A``, ``:A|B`` and ``:(A|!B)&C``."""
-    # Separate, because the colon after a key does not open a label.
-    keys, labels = set[int](), set[int]()
+    names = set[int]()
     in_map = [False]  # for each open bracket, after a first entry for none
+    # Whether the next word is a label, and whether a label, perhaps in brackets, just ended.
+    expects_label = ends_label = was_key = False
     for index, token in enumerate(tokens):
         before, after = token_at(tokens, index - 1), token_at(tokens, index + 1)
+        is_key = in_map[-1] and is_operator(before, "{", ",") and is_operator(after, ":")
+        if token.kind in _WORDS and (is_key or expects_label):
+            names.add(index)
         if is_operator(token, *_CLOSING):
             in_map.append(token.text == "{" and before.text.upper() not in _BEFORE_SUBQUERY)
         elif is_operator(token, *_CLOSING.values()) and len(in_map) > 1:
             in_map.pop()
-        elif token.kind in _WORDS:
-            start = _skip_back(tokens, index - 1, "!", "(")
-            opener = token_at(tokens, start)
-            if in_map[-1] and is_operator(before, "{", ",") and is_operator(after, ":"):
-                keys.add(index)
-            elif (is_operator(opener, ":") and start - 1 not in keys) or (
-                is_operator(opener, "|", "&") and _skip_back(tokens, start - 1, ")") in labels
-            ):
-                labels.add(index)
-    return keys | labels
-
-
-def _skip_back(tokens: Sequence[Token], index: int, *operators: str) -> int:
-    while is_operator(token_at(tokens, index), *operators):
-        index -= 1
-    return index
+        if is_operator(token, ":"):
+            # The colon after a key does not open a label.
+            expects_label, ends_label = not was_key, False
+        elif is_operator(token, "|", "&"):
+            expects_label, ends_label = ends_label, False
+        elif is_operator(token, ")"):
+            expects_label = False
+        elif not is_operator(token, "!", "("):
+            expects_label, ends_label = False, index in names and not is_key
+        was_key = is_key
+    return names
 
 
 def number_variables(tokens: Sequence[Token]) -> list[Token]:
@@ -194,8 +185,8 @@ def mask_variables(items: Iterable[Item]) -> list[tuple[str, str]]:
     return [(t.kind, "" if t.kind in VARIABLES else t.text) for t in flatten(items)]
 
 
-def _is_keyword(token: Item) -> bool:
-    return token.kind == "word" and token.text.upper() in KEYWORDS
+def _is_keyword(token: Item, *words: str) -> bool:
+    return token.kind == "word" and token.text.upper() in (words or KEYWORDS)
 
 
 def group_brackets(tokens: Sequence[Token]) -> list[Item] | None:
@@ -230,6 +221,15 @@ def flatten(items: Iterable[Item]) -> Iterator[Token]:
 
 def list_variables(items: Iterable[Item]) -> list[str]:
     return [token.text for token in flatten(items) if token.kind in VARIABLES]
+
+
+def list_rebound(tokens: Sequence[Token]) -> set[str]:
+    """Return the variables that WITH, UNWIND, a list or a predicate binds: they may be anything."""
+    return {
+        token.text
+        for index, token in enumerate(tokens)
+        if token_at(tokens, index - 1) == AS or token_at(tokens, index + 1) == _IN
+    }
 
 
 def iter_levels(items: list[Item]) -> Iterator[list[Item]]:
