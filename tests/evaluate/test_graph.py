@@ -63,6 +63,7 @@ def test_verdicts(script: Path) -> None:
         ("MATCH (p:Person)<-[:ACTED_IN]-(m:Movie) RETURN p.name", REFERENCE, "wrong_direction"),
         ("MATCH (p:Actor) RETURN p.name", REFERENCE, "unknown_label"),
         ("MATCH (p:Person RETURN p.name", REFERENCE, "did_not_parse"),
+        ("MATCH (p:Person) RETURN p.name, p.name", REFERENCE, "not_executed"),
         ("", REFERENCE, "empty"),
         ("CREATE (n:Person {name: 'Eve'}) RETURN n.name", REFERENCE, "not_executed"),
         ("UNWIND range(1, 100000000) AS x RETURN x", REFERENCE, "timed_out"),
@@ -97,7 +98,7 @@ def test_parsing_happens_in_a_separate_process(
 @needs_engine
 def test_odd_text_and_results_do_not_end_the_process(server: GraphServer) -> None:
     assert server.run_query("RETURN 1").rows
-    nested = "RETURN " + "[" * 700 + "1" + "]" * 700
+    nested = "RETURN " + "[" * 1_500 + "1" + "]" * 1_500
     for query in (nested, "RETURN '\ud800'", "RETURN '\\ud800' AS x"):
         answer = server.run_query(query)
         assert (answer.kind, "process" in answer.detail) == ("not_executed", False)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from expertflow.core.strict_json import refuse_repeats
 from expertflow.core.worker import allow_processor_time, serve_messages, set_limit
 from expertflow.evaluate.isolation.rows import NO_TEXT, REFUSED_FUNCTIONS, one_line
 
@@ -80,28 +81,16 @@ class _Graph:
         except UnicodeError:  # a lone surrogate from an escape
             return "not_executed", "its result is not text"
         try:
-            # Pairs, since two columns may share a name.
-            rows = json.loads(text, object_pairs_hook=list) if text else []
+            # Two columns of one name would be compared as one.
+            rows = json.loads(text, object_pairs_hook=refuse_repeats) if text else []
             if not isinstance(rows, list):
                 return "not_executed", "the engine returned no rows"
             # A single-cell result may come without its name.
-            return "rows", [
-                [_value(v) for _, v in row] if _is_object(row) else [_value(row)] for row in rows
-            ]
+            return "rows", [[*row.values()] if isinstance(row, dict) else [row] for row in rows]
         except RecursionError:
             return "not_executed", "its result is nested too deeply"
         except ValueError:
-            return "not_executed", "the engine's result is not JSON"
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(pair, tuple) for pair in value)
-
-
-def _value(value: Any) -> Any:
-    if value and _is_object(value):
-        return {key: _value(item) for key, item in value}
-    return [_value(item) for item in value] if isinstance(value, list) else value
+            return "not_executed", "the engine's result is not JSON, or repeats a column"
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
