@@ -44,16 +44,12 @@ def _worker() -> Worker:
     return Worker(__name__, {}, wall_s=_WALL_S, quiet=True)
 
 
-def find_fault(instance: Any, schema: Any) -> tuple[str, str] | None:
-    """Return why a JSON value does not satisfy a schema, as a reason and its detail."""
-    # A column may hold dates, decimals or bytes.
-    reason = "json_unparsable"
+def find_fault(document: str, schema: Any) -> tuple[str, str] | None:
+    """Return why a JSON text does not satisfy a schema, as a reason and its detail."""
     try:
-        document = json.dumps(instance)
-        reason = "schema_invalid"
         text = schema if isinstance(schema, str) else json.dumps(schema)
     except TypeError as error:
-        return reason, str(error)
+        return "schema_invalid", str(error)
     kind, found = _worker().ask({"instance": document, "schema": text})
     if kind == "timed_out":
         limits = f"{CPU_S:g} s of CPU time or {MEMORY_BYTES >> 20} MB"

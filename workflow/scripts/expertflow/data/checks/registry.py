@@ -1,10 +1,11 @@
 """Check fields of a source's records as its manifest specifies."""
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from expertflow.core.errors import ConfigError
-from expertflow.core.strict_json import MAX_DEPTH, count_levels, parse_json
+from expertflow.core.strict_json import parse_json
 from expertflow.data.checks import cypher, language, sql, typescript
 from expertflow.data.records import Fields
 from expertflow.data.reject import Filtered, clip_message, excerpt
@@ -100,33 +101,29 @@ def _check_json(value: Any, record: Fields, check: FieldCheck) -> None:
     The schema's draft is its ``$schema``, else 2020-12. ``format`` is not asserted. Nothing is
     fetched: external references to all but the drafts' own schemas fail.
     """
-    place, schema, instance = check.schema_field, None, value
+    place, schema = check.schema_field, None
     if place is not None:
         schema = look_up(record, place)
         if schema is MISSING:
             raise reject_missing_field(record, place)
         if schema is None:
             raise Filtered("schema_missing", "the record has no schema", field=place)
-    if isinstance(value, str):
-        try:
-            instance = parse_json(value)
-        except ValueError as error:
-            raise Filtered("json_unparsable", clip_message(error)) from error
-    elif isinstance(value, dict | list) and (n := count_levels(value)) > MAX_DEPTH:
-        raise Filtered("json_unparsable", f"nested {n:,} levels deep, maximum {MAX_DEPTH}")
-    elif not isinstance(value, dict | list | bool | int | float):
-        kind = type(value).__name__
-        raise Filtered("not_text", f"expected JSON, found {kind}", field=check.field, value=value)
+    try:
+        # A column may hold values that JSON lacks, such as dates, decimals or bytes.
+        text = value if isinstance(value, str) else json.dumps(value)
+        parse_json(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Filtered("json_unparsable", clip_message(error)) from error
     if place is None:
         return
-    if isinstance(value, str) and len(value) > MAX_JSON_CHARS:
+    if len(text) > MAX_JSON_CHARS:
         detail = f"longer than {MAX_JSON_CHARS:,} characters, too long to validate"
         raise Filtered("schema_too_costly", detail)
     # Imported here, since building checks must not import a parser.
     from expertflow.data.checks.json_schema import find_fault
 
-    if (fault := find_fault(instance, schema)) is not None:
-        if fault[0] in ("json_schema_violation", "json_unparsable"):
+    if (fault := find_fault(text, schema)) is not None:
+        if fault[0] == "json_schema_violation":
             raise Filtered(*fault)
         raise Filtered(*fault, field=place, value=schema if isinstance(schema, str) else None)
 
