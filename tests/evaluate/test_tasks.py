@@ -141,11 +141,8 @@ def test_a_number_is_a_label_if_labels_are_numbers() -> None:
     ):
         assert right_label(read_options(choices), answer) == label
     labels = [(FROM_1, 0), (FROM_0, 4), (FROM_1, -1)]
-    options = [(TEXTS, answer) for answer in (True, 4, -1)]
-    for choices, answer in labels + options:
-        is_label = (choices, answer) in labels
-        refusal = r"labels .*evaluation\.fields\.answer" if is_label else "options"
-        with pytest.raises(EvaluationError, match=f"not one of the {refusal}"):
+    for choices, answer in (*labels, *((TEXTS, answer) for answer in (True, 4, -1))):
+        with pytest.raises(EvaluationError, match=r"not one of the options .*fields\.answer"):
             right_label(read_options(choices), answer)
 
 

@@ -55,27 +55,24 @@ def read_options(choices: Any) -> dict[str, str]:
     length, ``{"label": […], "text": […]}``. Raises EvaluationError for anything else, or fewer than
     two options.
     """
-    if isinstance(choices, dict) and isinstance(choices.get("text"), list):
-        labels, texts = choices.get("label"), choices["text"]
-        if not isinstance(labels, list) or len(labels) != len(texts):
-            raise EvaluationError("the options' label and text should be lists of equal length")
-        choices = dict(zip(map(str, labels), texts, strict=True))
-        if len(choices) < len(texts):
-            raise EvaluationError(f"two options share a label ({', '.join(map(str, labels)):.60})")
-    elif isinstance(choices, list):
-        if len(choices) > len(LETTERS):
-            raise EvaluationError(
-                f"{len(choices)} options are more than the {len(LETTERS)} supported"
-            )
-        choices = dict(zip(LETTERS, choices, strict=False))
-    if not isinstance(choices, dict) or not all(isinstance(t, str) for t in choices.values()):
+    try:
+        if isinstance(choices, list):
+            labels, texts = list(LETTERS[: len(choices)]), choices
+        elif isinstance(choices.get("text"), list):
+            labels, texts = list(map(str, choices["label"])), choices["text"]
+        else:
+            labels, texts = list(choices), list(choices.values())
+        options = dict(zip(labels, texts, strict=True))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        labels, options = [], {}
+    is_text = all(isinstance(text, str) for text in options.values())
+    if len(options) < max(2, len(labels)) or not is_text:
         raise EvaluationError(
-            f"options should be a list of texts or a mapping of labels to texts, "
+            f"options should be two texts or more: a list of at most {len(LETTERS)}, a mapping of"
+            " distinct labels to texts, or lists label and text of equal length; "
             f"found {choices!r:.60}"
         )
-    if len(choices) < 2:
-        raise EvaluationError(f"a choice needs two options or more, found {len(choices)}")
-    return choices
+    return options
 
 
 def right_label(options: dict[str, str], answer: Any) -> str:
@@ -85,27 +82,23 @@ def right_label(options: dict[str, str], answer: Any) -> str:
     integers, an integer is a label and never an index. Raises EvaluationError if none matches.
     """
     labels = list(options)
-    index = answer if isinstance(answer, int) and not isinstance(answer, bool) else None
-    whole = [x for x in labels if x.isascii() and x.removeprefix("-").isdigit()]
-    if index is not None and whole:
-        if str(index) in options:
-            return str(index)
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        if str(answer) in options:
+            return str(answer)
         # An index in some records and a label in others would judge by chance.
-        raise EvaluationError(
-            f"the answer {answer!r:.60} is not one of the labels ({', '.join(labels):.60}); with "
-            "numeric labels it is not an index; correct it or evaluation.fields.answer"
-        )
-    if isinstance(answer, str):
+        has_numbers = any(x.isascii() and x.removeprefix("-").isdigit() for x in labels)
+        if 0 <= answer < len(labels) and not has_numbers:
+            return labels[answer]
+    elif isinstance(answer, str):
         if answer in options:
             return answer
         by_text = [label for label, text in options.items() if _folded(text) == _folded(answer)]
         if by_text:
             return by_text[0]
-    elif index is not None and 0 <= index < len(labels):
-        return labels[index]
     raise EvaluationError(
-        f"the answer {answer!r:.60} is not one of the options ({', '.join(labels)}); "
-        "use a label, an index from 0, or an option's text"
+        f"the answer {answer!r:.60} is not one of the options ({', '.join(labels):.60}); "
+        "use a label, an option's text, or if no label is a number an index from 0; correct it or"
+        " evaluation.fields.answer"
     )
 
 
