@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 from cheating_programs import read_blocks
@@ -107,8 +108,8 @@ def test_without_the_tools_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(typescript_tests, cached.__name__, cached.__wrapped__)
     monkeypatch.setattr(typescript_tests.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "Node was not found" in str(typescript_tests.sandbox_problem())
-    with pytest.raises(EvaluationError, match="Node was not found"):
+    assert "was not found (None" in str(typescript_tests.sandbox_problem())
+    with pytest.raises(EvaluationError, match="was not found"):
         _kinds("  return 4; };")
 
 
@@ -119,7 +120,8 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def _run(sandbox: Sandbox, script: str) -> Ended:
-    return sandbox.finish(sandbox.start(["-e", script], ()), b"")
+    with TemporaryFile() as output:
+        return sandbox.finish(sandbox.start(["-e", script], (), output), b"", output)
 
 
 @needs_sandbox

