@@ -5,7 +5,6 @@ documents are laid out as columns of texts, the others one by one.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from expertflow.core.records import Record
-from expertflow.data.documents import KeptRows, iter_batches, read_keep
-from expertflow.data.records import Layout, Segment, ShardRecord
+from expertflow.data.documents import iter_kept
+from expertflow.data.records import Body, Layout, Segment, ShardRecord
 from expertflow.data.reject import Reject
 from expertflow.data.render import Blank, DocumentForm, Renderer
 from expertflow.data.shapes import body_of
@@ -205,7 +204,7 @@ def _by_document(low: Ints, high: Ints, document: Ints, bounds: Ints) -> Ragged:
 class Drafter:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._forms: OrderedDict[bytes, DocumentForm | None] = OrderedDict()
+        self._forms: dict[bytes, DocumentForm | None] = {}
 
     def draft_batch(self, part: pa.RecordBatch) -> BatchDraft:
         """Lay out some documents; those that cannot be rendered get a reason and no tokens.
@@ -228,15 +227,14 @@ class Drafter:
 
     def _form(self, frame: bytes, texts: pa.ListArray) -> DocumentForm | None:
         if frame not in self._forms:
-            # The first is the least recently used.
+            # Few data sets have as many.
             if len(self._forms) == N_FORMS:
-                self._forms.popitem(last=False)
+                self._forms.clear()
             form = self._renderer.build_form(frame)
             if form is not None and not self._fits(form, frame, texts.slice(0, N_TRIED)):
                 log.warning("the chat template is applied to each document: its layout varies")
                 form = None
             self._forms[frame] = form
-        self._forms.move_to_end(frame)
         return self._forms[frame]
 
     def _fits(self, form: DocumentForm, frame: bytes, texts: pa.ListArray) -> bool:
@@ -301,7 +299,7 @@ class Drafter:
 
 
 class DocumentRows:
-    """The kept documents of one split in manifest order, as texts in memory.
+    """The kept documents of one split in manifest order, in memory.
 
     Each is tokenized on access into its own row, cut at the row length: for a trainer run by hand
     without packed rows, and for comparisons.
@@ -317,29 +315,18 @@ class DocumentRows:
         layout: Layout,
         length: int,
     ) -> None:
-        kept = read_keep(keep)
-        parts = [
-            part
-            for shard in shards
-            if (rows := kept.get((shard.source, shard.shard))) is not None
-            for part in _taken(Path(shard.path), rows, held_out)
-        ]
-        self._table = pa.Table.from_batches(parts) if parts else None
-        self._drafter = Drafter(Renderer(layout))
+        documents = iter_kept(shards, keep, held_out=held_out)
+        self._bodies = [one.body for one in documents for _ in range(one.n_copies)]
+        self._renderer = Renderer(layout)
         self._engine = Engine(tokenizer)
         self.length = length
 
     def __len__(self) -> int:
-        return 0 if self._table is None else len(self._table)
+        return len(self._bodies)
 
     def take(self, chosen: NDArray[np.integer]) -> PackedRows:
-        if self._table is None or not len(chosen):
-            return PackedRows(
-                (np.empty((0, self.length), np.int32),), Ragged.from_lists(), Ragged.from_lists()
-            )
-        (part,) = self._table.take(pa.array(chosen)).combine_chunks().to_batches()
-        draft = self._drafter.draft_batch(part)
-        tokens = draft.assemble_tokens(draft.encode_texts(self._engine), self._engine)
+        segments = [self._render(self._bodies[i]) for i in chosen.tolist()]
+        tokens = tokenize(segments, self._engine)
         lengths = np.minimum(tokens.ids.lengths, self.length)
         ids_NL = np.full((len(chosen), self.length), PAD_ID, np.int32)
         places = run_indices(np.arange(len(chosen)) * self.length, lengths)
@@ -354,15 +341,9 @@ class DocumentRows:
             clip_spans(tokens.spans, starts, lengths, starts),
         )
 
-
-def _taken(documents: Path, kept: KeptRows, held_out: bool) -> list[pa.RecordBatch]:
-    side = kept.held_out == held_out
-    rows = np.repeat(kept.rows[side], kept.n_copies[side])
-    taken = []
-    first = 0
-    for batch in iter_batches(documents):
-        here = rows[(rows >= first) & (rows < first + batch.num_rows)] - first
-        if len(here):
-            taken.append(batch.take(pa.array(here)))
-        first += batch.num_rows
-    return taken
+    def _render(self, body: Body) -> tuple[Segment, ...]:
+        try:
+            return self._renderer.render(body)
+        except Reject as reject:
+            log.warning("%s (%s): a document has no tokens", reject.reason, reject.detail)
+            return ()

@@ -1,6 +1,5 @@
 """Compile a model layer by layer, so that identical layers compile once."""
 
-import importlib.util
 import os
 import shutil
 from subprocess import SubprocessError
@@ -74,8 +73,6 @@ def describe_compilation() -> str:
 
 
 def _check_tools(device: torch.device) -> None:
-    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        raise TrainingError("training.torch_compile needs triton; install it, or set it to false")
     if device.type == "cuda":
         _try_a_kernel(device)
     compiler = os.environ.get("CXX", "g++")
@@ -87,14 +84,14 @@ def _check_tools(device: torch.device) -> None:
 
 
 def _try_a_kernel(device: torch.device) -> None:
-    """Build and run a minimal kernel; it needs a C compiler and Python's headers."""
+    """Build and run a minimal kernel; it needs triton, a C compiler and Python's headers."""
     try:
         torch.compile(lambda x: -x)(torch.zeros(1, device=device))
     except FAILURES as error:
         raise TrainingError(
             "training.torch_compile: no kernel can be built here"
-            f" ({single_line(error, 300)}); install gcc and this Python's headers"
-            " (python3-dev), or set it to false"
+            f" ({single_line(error, 300)}); install triton, gcc and this"
+            " Python's headers (python3-dev), or set it to false"
         ) from error
 
 
