@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from expertflow.config import cpu_forecast
-from expertflow.config.cpu_forecast import CPU_SHARE
+from expertflow.config import forecast
 from expertflow.config.expert import RunContext
+from expertflow.config.forecast import CPU_SHARE
 from expertflow.config.machine import export_memory_mb, runtime_minutes
 from expertflow.config.workflow import Workflow
 from expertflow.core.records import write_record
@@ -311,7 +311,7 @@ def test_a_cpus_speed_is_a_share_of_its_matrix_products(
     place.packing()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(probe, "cpu_flops_per_s", lambda: H100_FLOPS_PER_S)
-    monkeypatch.setattr(cpu_forecast, "CPU_START_S", (0.0, 0.0))
+    monkeypatch.setattr(forecast, "CPU_START_S", (0.0, 0.0))
     place.config = {"hardware": "H100 SXM", **config}
     if "preset" in config:
         place.manifest["demo"] = {"training": place.manifest["training"]}

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 from msgspec.structs import replace
 
-from expertflow.config.cpu_forecast import Range, Runs, cpu_hours
 from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.hub_model import find_folder, look_up_downloads
 from expertflow.config.specs import code_of, spec_text
@@ -35,7 +34,7 @@ from expertflow.hardware.records import GpuFacts
 from expertflow.plan import memory, switches
 from expertflow.plan.claims import time_words
 from expertflow.plan.cost import price_of_plan
-from expertflow.plan.flops import count_trained_weights
+from expertflow.plan.flops import count_trained_weights, count_weights, flops_per_token
 from expertflow.plan.records import USABLE_FRACTION, CostPlan, ModelFacts, PlanSpec, TrainPlan
 from expertflow.plan.step_time import StepWork, bound_words, card_speed, predict_step
 from expertflow.tokens.records import PackedSplit
@@ -56,8 +55,19 @@ GENERATED_BYTES = (100.0, 1600.0)
 MEAN_CONTEXT_TOKENS = (32.0, 1024.0)
 SUPERVISED_FRACTION = (0.1, 1.0)
 FILL_FRACTION = (0.7, 1.0)
+# The share of one large product's speed that training on a CPU reaches, by parameters: lowest and
+# highest. Seen on two shared cores, with Qwen3's layers: 0.06 to 0.33 at half a million (the
+# demos), 0.3 to 0.8 at a hundred million.
+CPU_SHARE = {5e5: (0.05, 0.4), 1e8: (0.3, 0.8)}
+# What it takes besides its steps, mostly to import torch.
+CPU_START_S = (3.0, 20.0)
+
 # Micro-batches of a step if the manifest leaves them to the plan: a guess of little weight.
 N_MICRO_BATCHES = 4
+
+Range = tuple[float, float]
+# A training's tokens and one of its steps, at the least and at the most.
+Runs = tuple[tuple[float, StepWork], tuple[float, StepWork]]
 
 
 class Unknown(Exception):
@@ -116,7 +126,7 @@ class Forecaster:
             gpu = probe.resolve_gpu(hardware, spec.gpu_table)
             hardware = "cpu" if gpu is None else f"{spec.world_size} x {gpu.name}"
             runs, basis = self._expected_runs(gpu)
-            hours, words = (cpu_hours(runs), "") if gpu is None else self._card_hours(runs, gpu)
+            hours, words = (_cpu_hours(runs), "") if gpu is None else self._card_hours(runs, gpu)
         except Unknown as reason:
             return Forecast(hardware=hardware, basis=f"{reason}{note}")
         except ExpertflowError as error:
@@ -142,13 +152,10 @@ class Forecaster:
         except Unknown:
             # The forecast, or the job that needs it, reports that.
             return None
+        if gpu is None or (total := gpu.memory_total_bytes) is None:
+            return None
         n_bytes, what = memory.standing_bytes(spec, facts)
-        total = None if gpu is None else gpu.memory_total_bytes
-        if (
-            gpu is None
-            or total is None
-            or n_bytes <= USABLE_FRACTION * total - memory.RESERVE_BYTES
-        ):
+        if n_bytes <= USABLE_FRACTION * total - memory.RESERVE_BYTES:
             return None
         sizes = f"{self.expert.name}: {what} take {gib(n_bytes)} and {gpu.name} has {gib(total)}"
         if n_bytes <= total:
@@ -303,6 +310,35 @@ class Forecaster:
         except TrainingError as error:
             problem = f"model {model} has a config.json without a dense decoder's shape"
             raise Unknown(problem) from error
+
+
+def _cpu_hours(runs: Runs) -> Range:
+    low, high = _cpu_share(count_weights(runs[0][1].facts))
+    least, most = (
+        n_tokens
+        * flops_per_token(
+            work.facts,
+            lora=work.lora,
+            mean_context_tokens=work.mean_context_tokens,
+            supervised_fraction=work.supervised_fraction,
+            checkpoint_activations=work.checkpoint,
+        ).hardware
+        for n_tokens, work in runs
+    )
+    speed, (soonest_s, latest_s) = probe.cpu_flops_per_s(), CPU_START_S
+    return (least / speed / high + soonest_s) / 3600, (most / speed / low + latest_s) / 3600
+
+
+def _cpu_share(n_weights: int) -> Range:
+    """Interpolate between the two measured sizes, by the logarithm of the size.
+
+    >>> _cpu_share(1000), _cpu_share(10**9)
+    ((0.05, 0.4), (0.3, 0.8))
+    """
+    (small, of_small), (large, of_large) = CPU_SHARE.items()
+    place = min(1.0, max(0.0, math.log(n_weights / small) / math.log(large / small)))
+    low, high = (a + place * (b - a) for a, b in zip(of_small, of_large, strict=True))
+    return low, high
 
 
 def _planned(path: Path) -> Forecast:

@@ -8,8 +8,7 @@ from typing import Any
 
 from expertflow.chain import STAGES
 from expertflow.config import specs
-from expertflow.config.cpu_forecast import Range
-from expertflow.config.forecast import Forecaster, Unknown
+from expertflow.config.forecast import Forecaster, Range, Unknown
 from expertflow.config.hub_model import find_folder, look_up_downloads
 from expertflow.core.errors import ExpertflowError
 from expertflow.evaluate.records import HELD_OUT_LOSS
