@@ -119,7 +119,7 @@ def test_a_card_without_buildable_kernels_is_rejected(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch, "compile", without_headers)
     with pytest.raises(
-        TrainingError, match=r"cuda_utils\.c.*install gcc and .* or set it to false"
+        TrainingError, match=r"cuda_utils\.c.*install triton, gcc and .* or set it to false"
     ):
         compiled._try_a_kernel(torch.device("cuda"))
     monkeypatch.setattr(torch, "compile", lambda function: function)
