@@ -70,9 +70,9 @@ def test_a_field_is_found_and_rewritten_by_its_path() -> None:
         (FieldCheck(field="a", check="json_schema"), "schema_field is unset"),
         (FieldCheck(field="a", check="json_schema", schema_field="a"), "the field itself"),
         (FieldCheck(field="a", check="length"), "set one"),
-        (FieldCheck(field="a", check="length", min_chars=3, max_chars=2), "3 is above.* 2"),
-        (FieldCheck(field="a", check="language"), "languages is empty"),
-        (FieldCheck(field="a", check="language", languages=("english",)), "'english'"),
+        (FieldCheck(field="a", check="length", min_chars=3, max_chars=2), "is 3 and max_chars 2"),
+        (FieldCheck(field="a", check="language"), r"languages is \[\]"),
+        (FieldCheck(field="a", check="language", languages=("english",)), r"\[english\]"),
         (FieldCheck(field="a", check="json", dialect="sqlite"), "dialect belongs to another check"),
     ],
 )

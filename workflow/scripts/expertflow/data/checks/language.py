@@ -29,12 +29,11 @@ _NO_PROSE = re.compile(r"https?://\S+|`[^`]*`|<[^<>]*>|\{\{[^{}]*\}\}")
 
 
 def find_problem(check: FieldCheck) -> str | None:
-    if not check.languages:
-        return "languages is empty; list ISO 639-1 codes"
-    unknown = next((code for code in check.languages if code not in LANGUAGES), None)
-    return unknown and (
-        f"languages has {unknown!r}, which is not an ISO 639-1 code that the detector supports;"
-        " use codes such as en, de, zh"
+    if check.languages and LANGUAGES.issuperset(check.languages):
+        return None
+    return (
+        f"languages is [{', '.join(check.languages)}]; list ISO 639-1 codes that the detector"
+        " supports, such as en, de, zh"
     )
 
 

@@ -80,11 +80,10 @@ def _find_kind(check: FieldCheck, source: str) -> CheckKind:
 
 def _find_length_problem(check: FieldCheck) -> str | None:
     low, high = check.min_chars, check.max_chars
-    if low is None and high is None:
-        return "min_chars and max_chars are unset; set one of them"
-    if low is not None and high is not None and low > high:
-        return f"min_chars {low} is above max_chars {high}; swap or drop one"
-    return None
+    is_set = low is not None or high is not None
+    if is_set and (low is None or high is None or low <= high):
+        return None
+    return f"min_chars is {low} and max_chars {high}; set one, or both and the first no higher"
 
 
 def _check_length(text: str, _: Fields, check: FieldCheck) -> None:

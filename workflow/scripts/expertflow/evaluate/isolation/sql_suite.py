@@ -10,7 +10,6 @@ import logging
 import re
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlglot
@@ -21,10 +20,10 @@ from expertflow.evaluate.isolation.rows import QueryAnswer, one_line, same_rows
 from expertflow.evaluate.isolation.sql_states import StateMaker
 from expertflow.evaluate.isolation.sql_worker import (
     Limits,
+    State,
     allow_budget,
     clean_query,
     is_ordered,
-    judge_rows,
     limit_connection,
     run_query,
 )
@@ -103,15 +102,6 @@ class Translator:
         return UnusableError(f"sqlglot cannot read it as {self._dialect}: {one_line(text)}")
 
 
-@dataclass(slots=True)
-class State:
-    """A database, what the reference returns there, and whether the order of rows counts."""
-
-    connection: sqlite3.Connection
-    wanted: QueryAnswer
-    ordered: bool
-
-
 class Suite:
     """The databases of one reference; raises UnusableError if it cannot be used to judge."""
 
@@ -145,8 +135,7 @@ class Suite:
         except UnusableError as error:
             return "syntax_error", str(error)
         for number, state in enumerate(self.states):
-            found = run_query(state.connection, prediction, self._limits)
-            kind, detail = judge_rows(found, state.wanted, ordered=state.ordered)
+            kind, detail = state.judge(prediction, self._limits)
             if kind != "correct":
                 return ("wrong_elsewhere" if number and kind == "wrong_rows" else kind), detail
         return "correct", ""

@@ -180,11 +180,20 @@ def _failure(error: sqlite3.Error, denied: Sequence[str]) -> QueryAnswer:
     return QueryAnswer(kind, one_line(error))
 
 
-def judge_rows(found: QueryAnswer, wanted: QueryAnswer, *, ordered: bool) -> tuple[str, str]:
-    if found.kind != "rows":
-        return found.kind, found.detail
-    same = same_rows(found.rows, wanted.rows, ordered=ordered)
-    return "correct" if same and found.n_columns == wanted.n_columns else "wrong_rows", ""
+@dataclass(slots=True)
+class State:
+    """A database, what the reference returns there, and whether the order of rows counts."""
+
+    connection: sqlite3.Connection
+    wanted: QueryAnswer
+    ordered: bool
+
+    def judge(self, query: str, limits: Limits) -> tuple[str, str]:
+        found = run_query(self.connection, query, limits)
+        if found.kind != "rows":
+            return found.kind, found.detail
+        same = same_rows(found.rows, self.wanted.rows, ordered=self.ordered)
+        return "correct" if same and found.n_columns == self.wanted.n_columns else "wrong_rows", ""
 
 
 def main(options: dict[str, Any]) -> None:
@@ -209,11 +218,9 @@ def main(options: dict[str, Any]) -> None:
             connection = connect(path)
         except sqlite3.Error as error:
             return "syntax_error", one_line(error)
-        ordered = is_ordered(clean_query(reference))
         wanted = run_query(connection, reference, limits)
-        judges.append(
-            lambda query: judge_rows(run_query(connection, query, limits), wanted, ordered=ordered)
-        )
+        state = State(connection, wanted, is_ordered(clean_query(reference)))
+        judges.append(lambda query: state.judge(query, limits))
         return wanted.kind, wanted.detail
 
     # First {schema, reference} or {database, reference}, then predictions to compare with it.
