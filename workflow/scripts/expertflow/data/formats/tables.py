@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from expertflow.core.errors import DataError
 from expertflow.core.strict_json import iter_values
-from expertflow.data.formats.texts import read_record
+from expertflow.data.formats.texts import read_record, refuse_repeated_columns
 from expertflow.data.records import DataFile, Fields
 from expertflow.data.reject import RawRecord, Reject
 
@@ -37,9 +37,7 @@ def count_rows(path: Path, file_format: str) -> int:
         else:
             with pa.memory_map(str(path)) as source, _arrow_batches(source) as (schema, batches):
                 names, n_rows = schema.names, sum(batch.num_rows for batch in batches)
-    if len(set(names)) < len(names):
-        doubled = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"{path}: two columns are named {doubled!r}; rename one")
+    refuse_repeated_columns(str(path), names)
     return int(n_rows)
 
 
@@ -153,9 +151,7 @@ def _rows(batch: pa.RecordBatch) -> list[Fields | Reject]:
         return values
     except (OverflowError, ValueError):
         if batch.num_rows > 1:
-            # Bisect, so that one bad row of many is found in few attempts.
-            half = batch.num_rows // 2
-            return _rows(batch.slice(0, half)) + _rows(batch.slice(half))
+            return [row for i in range(batch.num_rows) for row in _rows(batch.slice(i, 1))]
     for field in batch.schema:
         try:
             batch.column(field.name).to_pylist()

@@ -254,11 +254,7 @@ def read_header(
             raise DataError(
                 f"{path}, line {number}: the header cannot be read ({why}); correct it{other}"
             ) from fault
-        if doubled := [name for name, n in Counter(names).items() if n > 1]:
-            raise DataError(
-                f"{path}, line {number}: two columns are named {doubled[0]!r}; the first row must"
-                " give every column a unique name"
-            )
+        refuse_repeated_columns(f"{path}, line {number}", names)
         sign = next((sign for sign in SEPARATORS if sign in names[0]), None)
         if len(names) == 1 and sign and options.delimiter is None:
             raise DataError(
@@ -267,6 +263,11 @@ def read_header(
             )
         return rows, names
     raise DataError(f"{path}: there is no header row; the first row must name the columns")
+
+
+def refuse_repeated_columns(place: str, names: list[str]) -> None:
+    if doubled := [name for name, n in Counter(names).items() if n > 1]:
+        raise DataError(f"{place}: two columns are named {doubled[0]!r}; rename one")
 
 
 def _checked_row(row: list[str] | Reject) -> list[str]:

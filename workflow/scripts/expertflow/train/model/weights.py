@@ -51,15 +51,13 @@ def trainable_state(model: Any, copy: Copy = torch.Tensor.cpu) -> dict[str, torc
 
 def load_trainable_state(model: Any, state: Mapping[str, torch.Tensor]) -> None:
     parameters = list_trained_parameters(model)
-    for name in sorted(set(parameters) ^ set(state)):
-        side = "missing from the saved state" if name in parameters else "not trained in this model"
-        raise TrainingError(f"parameter {name} is {side}; remove the state and start again")
-    for name, parameter in parameters.items():
+    for name in sorted({*parameters, *state}):
+        saved, here = (_words(t[name]) if name in t else "missing" for t in (state, parameters))
         # copy_ would cast another type and broadcast another shape.
-        if _words(state[name]) != _words(parameter):
+        if saved != here:
             raise TrainingError(
-                f"parameter {name} is {_words(state[name])} in the saved state and"
-                f" {_words(parameter)} in the model; remove the state and start again"
+                f"parameter {name} is {saved} in the saved state and {here} in the trained model;"
+                " remove the state and start again"
             )
     with torch.no_grad():
         for name, parameter in parameters.items():
