@@ -73,24 +73,19 @@ class _Graph:
         self._n_left = N_INSTRUCTIONS
         try:
             text = self._run(query)
+            # Two columns of one name would be compared as one.
+            rows = json.loads(text, object_pairs_hook=refuse_repeats) if text else []
         except (apsw.InterruptError, apsw.TooBigError, apsw.NoMemError, MemoryError) as error:
             return "timed_out", type(error).__name__
         except apsw.Error as error:
             kind = "timed_out" if self._n_left < 0 else "not_executed"
             return kind, _message(error)
-        except UnicodeError:  # a lone surrogate from an escape
-            return "not_executed", "its result is not text"
-        try:
-            # Two columns of one name would be compared as one.
-            rows = json.loads(text, object_pairs_hook=refuse_repeats) if text else []
-            if not isinstance(rows, list):
-                return "not_executed", "the engine returned no rows"
-            # A single-cell result may come without its name.
-            return "rows", [[*row.values()] if isinstance(row, dict) else [row] for row in rows]
-        except RecursionError:
-            return "not_executed", "its result is nested too deeply"
-        except ValueError:
-            return "not_executed", "the engine's result is not JSON, or repeats a column"
+        except (RecursionError, ValueError) as error:  # also a lone surrogate from an escape
+            return "not_executed", f"its result cannot be read: {one_line(error)}"
+        if not isinstance(rows, list):
+            return "not_executed", "the engine returned no rows"
+        # A single-cell result may come without its name.
+        return "rows", [[*row.values()] if isinstance(row, dict) else [row] for row in rows]
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
