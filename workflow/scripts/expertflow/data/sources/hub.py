@@ -126,16 +126,12 @@ class HubDataset(DataSource):
             raise DataError(f"source {self.spec.name}: {self._no_split(counts)}")
         log.info("%s: commit %s, %s", self.repository, prepared.commit, prepared.folder)
         files = []
-        for path in prepared.files(split):
-            try:
-                files.append(replace(describe_file(path), notes=notes))
-            except DataError as error:
-                raise DataError(f"{path}: damaged; delete its folder and fetch again") from error
-        there = sum(file.n_records or 0 for file in files)
-        if there != counts[split]:
+        with suppress(DataError):
+            files += [replace(describe_file(p), notes=notes) for p in prepared.files(split)]
+        if sum(file.n_records or 0 for file in files) != counts[split]:
             raise DataError(
-                f"{prepared.folder}: has only {there} of {counts[split]} records; delete the"
-                " folder and fetch again"
+                f"{prepared.folder}: damaged, or without all {counts[split]} records of split"
+                f" {split}; delete the folder and fetch again"
             )
         license = cache.card_license(cache.card_data(self.repository, prepared.commit))
         return Fetched(tuple(files), revision=prepared.commit, card_license=license)
@@ -215,13 +211,10 @@ class HubDataset(DataSource):
             ) from error
         except ValueError as error:
             known = sorted(datasets.get_dataset_config_names(str(folder)))
-            if config is not None and config not in known:
-                fault = f"no config {config!r}; use one of"
-            elif config is None and len(known) > 1:
-                fault = "several configs; set config to one of"
-            else:
+            if config in known or (config is None and len(known) < 2):
                 raise
-            raise DataError(f"{name} has {fault} {', '.join(known)}") from error
+            fix = f"set it to one of {', '.join(known)}"
+            raise DataError(f"{name}: config is {config or 'not set'}; {fix}") from error
         if builder.name not in BUILDERS:
             kinds = ", ".join(BUILDERS)
             raise DataError(f"{name} has {builder.name} files; only {kinds} are supported")
@@ -246,13 +239,12 @@ class HubDataset(DataSource):
         return f"{self.repository} has no split {self.split!r}; use one of {use}"
 
     def _no_files(self, commit: CachedCommit) -> str:
-        keys = [key for key in cache.READ_OPTIONS if key in self.spec.options]
-        chosen = " and ".join(f"{key} {self.spec.options[key]!r}" for key in keys)
-        under = f" under {chosen}" if keys else ""
+        chosen = {k: v for k, v in self.spec.options.items() if k in cache.READ_OPTIONS}
+        under = f" under {chosen}" if chosen else ""
         what = f"{self.repository} has no {'/'.join(BUILDERS)} files{under}"
         if not commit.is_listed:
             return f"{what} in {commit.folder}, and the hub is unreachable; run once with a network"
-        return f"{what}; {f'correct {keys[0]}' if keys else 'use another data set'}"
+        return f"{what}; correct the options, or use another data set"
 
 
 def _set_up_libraries() -> None:
