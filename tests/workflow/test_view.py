@@ -77,6 +77,20 @@ def test_a_job_is_one_line_and_snakemakes_output_is_hidden(
     assert show(capsys, *run, verbose=True) == ""
 
 
+def test_a_job_took_as_long_as_its_own_attempt(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # A training that was published again keeps its attempt of ten minutes, from before.
+    for end_s, took in ((9e9, "10.0 min"), (1e9, "0.0 s")):
+        attempt = {"start_s": end_s - 600, "end_s": end_s, "code": 0}
+        (tmp_path / "a.attempts.json").write_text(json.dumps({"attempts": [attempt]}))
+        pack = event(
+            LogEvent.JOB_INFO, jobid=4, rule_name="pack_sequences", wildcards={"expert": "mine"},
+            log=[str(tmp_path / "a.log")], reason="",
+        )  # fmt: skip
+        assert show(capsys, STARTED, TOTAL, pack, PACKED) == f" 1/12 pack_sequences mine {took}\n"
+
+
 @pytest.mark.parametrize("error", ["the loss diverged", None])
 def test_a_retry_that_repeats_an_error_at_once_is_not_shown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, error: str | None

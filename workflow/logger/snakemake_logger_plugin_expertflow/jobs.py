@@ -34,7 +34,9 @@ class Job:
 
     def read_duration_s(self) -> float:
         """Return the time of the job's own process, which may have waited in a queue."""
-        took_s = last_success_s(self.log.with_suffix(ATTEMPTS)) if self.log else None
+        # A finished training that is only published again keeps its attempt from before.
+        path, since_s = self.log and self.log.with_suffix(ATTEMPTS), self.start_s
+        took_s = last_success_s(path, since_s=since_s) if path else None
         return self.elapsed_s if took_s is None else took_s
 
     def will_fail_again(self) -> bool:
@@ -77,11 +79,11 @@ def find_log(record: Any) -> Path | None:
     return Path(paths[0]) if len(paths) == 1 else None
 
 
-def last_success_s(path: Path) -> float | None:
-    """Return how long a job's last successful attempt took; null if it never succeeded."""
+def last_success_s(path: Path, *, since_s: float = 0.0) -> float | None:
+    """Return how long a job's last attempt that succeeded since a time took; null if none did."""
     try:
-        done = [one["end_s"] - one["start_s"] for one in read_attempts(path) if one["code"] == 0]
-        return float(done[-1])
+        done = [one for one in read_attempts(path) if one["code"] == 0 and one["end_s"] >= since_s]
+        return float(done[-1]["end_s"] - done[-1]["start_s"])
     except (LookupError, TypeError, ValueError):
         return None
 

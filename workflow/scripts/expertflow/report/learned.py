@@ -138,8 +138,10 @@ def _too_few(change: PairedChange) -> str:
     low, high = change.ci95
     if change.change != NO_CHANGE or low <= 0 <= high:
         return ""
-    # Enough questions differ, so it is their groups that are too few.
-    n_differing = 0 if change.quantity in LOSSES else round(abs(change.difference) * change.n)
+    # If enough questions or documents differ, it is their groups that are too few.
+    n_differing = change.n
+    if change.quantity not in LOSSES:
+        n_differing = round(abs(change.difference) * change.n)
     groups = "groups " if n_differing >= MIN_DIFFERING else ""
     return f"; too few {groups}of the {change.n:,} differ to be conclusive"
 
