@@ -87,7 +87,7 @@ def case(work: Work, method: str, job: dict[str, Any]) -> dict[str, Any]:
     write_record(written, plan)
     arranged, exported = work.folder / f"arranged-{method}", work.folder / f"rows-{method}"
     write_rows(arranged, rows_by_step(rows, plan), length=rows.length)
-    export_rows(arranged, exported)
+    export_rows(arranged, exported, targets="labels")
     adapter = None
     if plan.lora is not None:
         adapter = str(work.folder / "adapter")

@@ -37,20 +37,22 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "train"
 
 
-def exported(source: Path) -> Dataset:
-    output = source.with_name("labels")
-    export_rows(source, output)
+def exported(source: Path, targets: module.Targets = "labels") -> Dataset:
+    output = source.with_name(targets)
+    export_rows(source, output, targets=targets)
     return load_from_disk(str(output))
 
 
 def test_rows_contain_documents(source: Path) -> None:
     used = [slice(sum(lengths)) for lengths in SEQ_LENGTHS]
     labels = [row[part] for row, part in zip(LABELS, used, strict=True)]
-    assert exported(source).to_dict() == {
+    shared = {
         "input_ids": [row[part].tolist() for row, part in zip(IDS, used, strict=True)],
         "seq_lengths": SEQ_LENGTHS,
-        "labels": labels,
     }
+    assert exported(source).to_dict() == {**shared, "labels": labels}
+    mask = [[int(x != -100) for x in row] for row in labels]
+    assert exported(source, "completion_mask").to_dict() == {**shared, "completion_mask": mask}
 
 
 @given(seed=st.integers(0, 10**6), n_documents=st.sampled_from([1, 4, 8]))
@@ -69,7 +71,7 @@ def test_batches_are_equal(source: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     whole = exported(source)
     monkeypatch.setattr(module, "BATCH_TOKENS", 2 * LENGTH)
     output = source.with_name("batched")
-    done = export_rows(source, output)
+    done = export_rows(source, output, targets="labels")
     assert (done.n_rows, done.n_tokens, done.n_target_tokens) == (3, 14, 6)
     assert load_from_disk(str(output)).to_list() == whole.to_list()
     with pa.memory_map(str(output / ROWS_FILE)) as stream:
@@ -79,13 +81,13 @@ def test_batches_are_equal(source: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_folder_that_is_not_a_packed_split_is_rejected(source: Path, tmp_path: Path) -> None:
     for folder in (tmp_path / "none", tmp_path):
         with pytest.raises(DataError, match=f"has no {ROWS_FILE}; choose a packed split"):
-            export_rows(folder, tmp_path / "out")
+            export_rows(folder, tmp_path / "out", targets="labels")
     exported(source)
     with pytest.raises(DataError, match=r"columns .*'labels'.* are not those of packed rows"):
-        export_rows(tmp_path / "labels", tmp_path / "out")
+        export_rows(tmp_path / "labels", tmp_path / "out", targets="labels")
     with pytest.raises(DataError, match="already exists; delete it or choose another"):
         exported(source)
     (source / ROWS_FILE).write_bytes(b"none of it")
     with pytest.raises(DataError, match="not an Arrow stream"):
-        export_rows(source, tmp_path / "out")
+        export_rows(source, tmp_path / "out", targets="labels")
     assert not (tmp_path / "out").exists()

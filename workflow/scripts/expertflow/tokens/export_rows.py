@@ -1,4 +1,4 @@
-"""Export packed rows for other trainers: without padding, with their labels.
+"""Export packed rows for other trainers: without padding, with labels or a mask stored.
 
 Made for TRL's ``SFTTrainer`` with ``padding_free=True``, which derives position ids from
 ``seq_lengths``.
@@ -6,6 +6,7 @@ Made for TRL's ``SFTTrainer`` with ``padding_free=True``, which derives position
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from expertflow.tokens import arrow
 from expertflow.tokens.packing import IGNORE
 from expertflow.tokens.ragged import offsets_of, run_indices
 
+Targets = Literal["labels", "completion_mask"]
 Mask = NDArray[np.bool_]
 # In memory at a time, besides the file's mapped pages.
 BATCH_TOKENS = 1 << 20
@@ -28,7 +30,7 @@ class ExportSummary(Record, frozen=True, kw_only=True):
     n_target_tokens: int
 
 
-def export_rows(source: Path, output: Path) -> ExportSummary:
+def export_rows(source: Path, output: Path, *, targets: Targets) -> ExportSummary:
     _check(source, output)
     rows = arrow.read_rows(source)
     counts = np.zeros(2, np.int64)
@@ -41,19 +43,24 @@ def export_rows(source: Path, output: Path) -> ExportSummary:
             target_NL = target_mask(rows, chosen)
             # Complete only when ``write_dataset`` has taken all batches.
             counts[:] += lengths.values.sum(), target_NL.sum()
-            labels_NL = np.where(target_NL, ids_NL, np.int32(IGNORE))
+            if targets == "labels":
+                values_NL = np.where(target_NL, ids_NL, np.int32(IGNORE))
+            else:
+                # Arrow would turn a mask into booleans, but the schema has int8.
+                values_NL = target_NL.astype(np.int8)
             used = lengths.sum_lists()
             kept = run_indices(np.arange(len(chosen)) * rows.length, used)
-            ids, labels = (
+            ids, values = (
                 pa.ListArray.from_arrays(
                     pa.array(offsets_of(used), pa.int32()), pa.array(flat_NL.reshape(-1)[kept])
                 )
-                for flat_NL in (ids_NL, labels_NL)
+                for flat_NL in (ids_NL, values_NL)
             )
-            yield [ids, arrow.arrow_lists(lengths), labels]
+            yield [ids, arrow.arrow_lists(lengths), values]
 
-    names = "input_ids", "seq_lengths", "labels"
-    schema = pa.schema([(name, pa.list_(pa.int32())) for name in names])
+    integers = pa.list_(pa.int32())
+    values = integers if targets == "labels" else pa.list_(pa.int8())
+    schema = pa.schema([("input_ids", integers), ("seq_lengths", integers), (targets, values)])
     arrow.write_dataset(output, schema, batches())
     n_tokens, n_targets = counts.tolist()
     return ExportSummary(n_rows=len(rows), n_tokens=n_tokens, n_target_tokens=n_targets)
