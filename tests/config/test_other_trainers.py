@@ -15,6 +15,7 @@ from expertflow.config.load import load_config, load_expert
 from expertflow.config.other_trainers import Translation, translate, write_manifest
 from expertflow.core.errors import ConfigError
 from expertflow.data.shapes import compile_template
+from expertflow.data.sources.hub_rows import RowRange, parse_split
 from expertflow.plan.settings import Training
 from expertflow.plan.switches import choose_warmup
 
@@ -255,6 +256,26 @@ def test_data_files_are_read(tmp_path: Path) -> None:
     text = "trl sft --model_name m --dataset_name json --data_files /d/x.jsonl"
     [source] = translate_text(tmp_path, text, "x.sh").manifest["sources"]
     assert (source["kind"], source["path"]) == ("local", "/d/x.jsonl")
+
+
+def test_ranges_of_rows_are_read_where_the_hub_has_them(tmp_path: Path) -> None:
+    sets = "{path: a/b, split: 'train[:9]'}, {path: a/b, split: 'x[1%:]'}, {path: d/a.jsonl,"
+    result = translate_text(tmp_path, f"base_model: m\ndatasets: [{sets} split: 'train[0:9]'}}]")
+    splits = [source.get("split") for source in result.manifest["sources"]]
+    assert splits == ["train[:9]", "x", None]
+    assert parse_split(str(splits[0])) == ("train", RowRange(0, 9))
+    told = [note.partition(" ")[0] for note in result.notes if "everything is read" in note]
+    assert told == ["x[1%:]", "train[0:9]"]
+
+
+def test_splits_to_evaluate_on_are_not_trained_on(tmp_path: Path) -> None:
+    mixer = "dataset_mixer: {a/b: 1.0, c/d: 0.5}\ndataset_splits: [train_sft, test_sft]"
+    result = translate_text(tmp_path, f"model_name_or_path: m\n{mixer}")
+    found = [(one["id"], one["split"], one.get("weight")) for one in result.manifest["sources"]]
+    assert found == [("a/b", "train_sft", None), ("c/d", "train_sft", 0.5)]
+    assert not result.unknown and any("test_sft of c/d is not read" in n for n in result.notes)
+    both = sources_of(tmp_path, "{path: a/b, split: [train, validation]}, c/d")
+    assert [one["id"] for one in both] == ["a/b", "c/d"] and "split" not in both[0]
 
 
 def test_variables_have_the_values_of_their_script_or_a_reason(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".y
 ALPACA = {"prompt": "{instruction}\n{input?}", "completion": "{output}"}
 # Axolotl's own prompts have these parts, each with a field_* key for another field.
 PARTS = ("instruction", "input", "output")
+# Splits that other trainers only evaluate on; here documents are held out by a share.
+HELD_OUT = ("test", "val", "eval", "dev")
+# A range as sources of kind hub read it.
+RANGE = re.compile(r"[^\[\]]+\[\d*:\d*\]")
 _DRIVE = re.compile(r"([A-Za-z]):[\\/](.*)")
 
 
@@ -34,6 +38,10 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
     """Yield sources for the data sets that a file names; notes say what the user should check."""
     given = found.get("datasets") or found.get("dataset_mixture") or found.get("dataset")
     given = given.get("datasets", [given]) if isinstance(given, dict) else given
+    if isinstance(mixer := found.get("dataset_mixer"), dict):
+        # The alignment handbook's: a weight per data set, and splits of all of them.
+        splits = found.get("dataset_splits")
+        given = [{"id": key, "weight": weight, "split": splits} for key, weight in mixer.items()]
     name = next((found[key] for key in NAMES if found.get(key)), None)
     if given is None and name is not None:
         config, split = found.get("dataset_config"), found.get("dataset_train_split")
@@ -47,16 +55,28 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
         # A list of data sets; the user names them one by one.
         given = [{"path": str(Path(found["train_dataset"]).with_suffix(".jsonl"))}]
     counted: Counter[str] = Counter()
-    for one in (file for each in given or [{}] for file in _list_files(each)):
+    read = (one for each in given or [{}] for one in _list_splits(each, notes))
+    for one in (file for each in read for file in _list_files(each)):
         source = _source(one, found, notes)
         # owner/some.name -> some: names of sources go into paths.
         stem = Path(source.get("id") or source["path"]).stem
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-") or "data"
         counted[stem] += 1
-        if "[" in (split := str(one.get("split"))):
+        if "[" in (split := str(one.get("split"))) and split != source.get("split"):
             notes.append(f"{split} of {stem}: everything is read; max_documents limits it.")
         yield {"name": stem if counted[stem] == 1 else f"{stem}-{counted[stem]}", **source}
     notes.append("Check each source: its fields, its license, and where its files are.")
+
+
+def _list_splits(given: Settings | str, notes: list[str]) -> Iterator[Settings]:
+    one = given if isinstance(given, dict) else {"path": str(given)}
+    splits = one.get("split")
+    for split in splits if isinstance(splits, list) else [splits]:
+        if isinstance(splits, list) and str(split).startswith(HELD_OUT):
+            name = one.get("id") or one.get("path")
+            notes.append(f"{split} of {name} is not read: data.eval_fraction holds documents out.")
+        else:
+            yield {**one, "split": split}
 
 
 def _list_files(one: Settings) -> list[Settings]:
@@ -82,7 +102,9 @@ def _source(one: Settings, found: Settings, notes: list[str]) -> Settings:
     if not is_file:
         source["config"] = one.get("config") or one.get("name")
         # train is the default here, too, and null is left out below.
-        source["split"] = split if (split := _split_name(one)) != "train" else None
+        split = str(one.get("split"))
+        split = split if RANGE.fullmatch(split) else _split_name(one)
+        source["split"] = split if split != "train" else None
         if one.get("data_files"):
             source["options"] = {"data_files": one["data_files"]}
     # Keys with our default are left out, because people read the manifest.

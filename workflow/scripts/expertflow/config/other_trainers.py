@@ -24,10 +24,10 @@ GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "har
           "logging", "model_saving", "optimization", "quantization", "peft_config",
           "quant_config")  # fmt: skip
 # Read by the handlers below, not by the table.
-DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_name", "train_dataset",
-            "dataset_config", "dataset_train_split", "dataset_test_split", "data_path",
-            "dataset_path", "dataset_text_field", "train_path", "sequences_file",
-            "field_mapping", "data_files")  # fmt: skip
+DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_mixer", "dataset_splits",
+            "dataset_name", "train_dataset", "dataset_config", "dataset_train_split",
+            "dataset_test_split", "data_path", "dataset_path", "dataset_text_field", "train_path",
+            "sequences_file", "field_mapping", "data_files")  # fmt: skip
 METHODS = ("adapter", "finetuning_type", "use_peft", "use_lora", "load_in_4bit", "use_4bit",
            "quantization_bit", "adapter_type", "method", "lora_enabled", "peft_config.name",
            "quant_config.name", "type", "name")  # fmt: skip
