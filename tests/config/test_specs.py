@@ -50,11 +50,13 @@ def told(rule: str, bundle: BundleSpec | None = None, **changes: Any) -> Any:
 def test_overrides_of_a_misspelled_expert_are_refused() -> None:
     Path("config/experts/mine.yaml").write_text("{}")
 
-    def start(name: str) -> None:
+    def start(name: str | int) -> None:
         experts = {name: {"training": {"max_steps": 9}}}
         Workflow(RunContext(config={"experts": experts}, told={"experts": experts}))
 
     start("mine")
+    with pytest.raises(SystemExit, match="no manifest for expert '1'"):
+        start(1)
     with pytest.raises(SystemExit, match=r"no manifest for expert 'mien' .* did you mean 'mine'"):
         start("mien")
     # An opened bundle brings the manifest along.

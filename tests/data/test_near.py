@@ -104,7 +104,7 @@ def test_leaders_come_earlier_and_lead_to_a_kept_document(tmp_path: Path) -> Non
 def test_a_full_disk_is_reported_beforehand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = type("Usage", (), {"free": 10 << 20})
+    usage = type("Usage", (), {"free": 10 << 20, "total": 1 << 40})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     with pytest.raises(HardwareError, match=r"has 10.5 MB free, 65.6 MB needed for near-"):
         NearIndex(SPEC, n_documents=100_000, folder=tmp_path)

@@ -169,7 +169,7 @@ def test_a_copy_needs_free_space(
     rows: Content, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = int(rows.n_bytes * 1.1) - 1
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free, total=1 << 40))
     with pytest.raises(HardwareError, match=r"free, .* needed for a copy of the rows; make prune"):
         ensure_staged(rows, root)
     free = rows.n_bytes * 2

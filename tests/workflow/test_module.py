@@ -2,11 +2,16 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
+from snakemake.resources import Resources  # type: ignore[import-untyped]
 from support import wait_for
 from workflow_space import REPORT, SNAKEMAKE, Workspace, make_workspace
+
+from expertflow.config.attach import add_forecasts
 
 pytestmark = pytest.mark.chain
 SNAKEFILE = """
@@ -72,3 +77,25 @@ def test_unset_keys_have_the_shipped_values(mine: Workspace) -> None:
     mine.edit("Snakefile", " as ef_*", "")
     rules = mine.jobs("results/index.html", *LIMITS)
     assert rules["build_report"] == 2 and rules["compare_experts"] == 1
+
+
+def test_forecasts_are_added_to_own_rules_once() -> None:
+    def rule(script: str, wildcard: str = "expert", **resources: str) -> Any:
+        return SimpleNamespace(
+            shellcmd=f'exec python "$EXPERTFLOW"/{script}.py',
+            wildcard_names={wildcard},
+            resources=Resources.from_mapping(resources),
+        )
+
+    rules = [
+        rule("pack_sequences"),
+        rule("pack_sequences", forecast="of another module"),
+        rule("pack_sequences", "sample"),
+        rule("push_expert"),
+        SimpleNamespace(shellcmd=None),
+    ]
+    wf: Any = SimpleNamespace(forecast=lambda stage: f"of {stage}")
+    add_forecasts(SimpleNamespace(rules=rules), wf)
+    found = [one.resources["forecast"].raw for one in rules[:2]]
+    assert found == ["of pack_sequences", "of another module"]
+    assert not any("forecast" in one.resources for one in rules[2:4])

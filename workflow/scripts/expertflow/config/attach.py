@@ -20,6 +20,7 @@ import psutil
 from snakemake.persistence.file import FilePersistence  # type: ignore[import-untyped]
 from snakemake.resources import Resources  # type: ignore[import-untyped]
 
+from expertflow.chain import STAGES
 from expertflow.config import guard, recovery, run_lock
 from expertflow.config.code_digest import SCRIPTS
 from expertflow.config.expert import RunContext, check_writable
@@ -57,7 +58,8 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
     for path in run.configfiles if main and len(run.modifier_stack) == 1 else ():
         read_yaml(Path(path))
     if main:
-        check_writable(Path(".snakemake"))
+        # On a full disk, --delete-all-output makes room.
+        check_writable(Path(".snakemake"), needs_room=is_dry or not looks)
         recovery.remove_corrupt_records(Path("results"), looks=looks)
         recovery.note_missing_files(Path("results"))
     wf = Workflow(
@@ -96,8 +98,11 @@ def add_forecasts(run: Any, wf: Workflow) -> None:
     """Add a resource to the rules, by which Snakemake passes forecasts to a dry run's logger."""
     for rule in run.rules:
         found = SCRIPT.search(rule.shellcmd or "")
-        if found and "expert" in rule.wildcard_names:
-            rule.resources.update(Resources.from_mapping({"forecast": wf.forecast(found[1])}))
+        stage = found and found[1]
+        # Rules of a module that was read before have theirs, by its own configuration.
+        is_new = stage in STAGES and "forecast" not in rule.resources
+        if stage and is_new and "expert" in rule.wildcard_names:
+            rule.resources.update(Resources.from_mapping({"forecast": wf.forecast(stage)}))
 
 
 def has_records(persistence: Any) -> bool:

@@ -60,8 +60,8 @@ TUNING_MADE = re.compile(r"results/[^/]+/tuning\.json")
 ROOM_TO_START = 1_000_000
 
 
-def check_writable(*folders: Path) -> None:
-    """Refuse folders that cannot be written or created, or whose disk is full.
+def check_writable(*folders: Path, needs_room: bool = True) -> None:
+    """Refuse folders that cannot be written or created or, if ``needs_room``, whose disk is full.
 
     Raises ConfigError or HardwareError with the first one.
     """
@@ -71,7 +71,8 @@ def check_writable(*folders: Path) -> None:
             problem = "cannot be written" if existing.is_dir() else "is not a folder"
             raise ConfigError(f"{existing}: {problem}; correct its permissions, or use --directory")
         # Without room for its log, Snakemake prints a traceback for every line.
-        check_space([(folder, ROOM_TO_START, "logs and records")])
+        if needs_room:
+            check_space([(folder, ROOM_TO_START, "logs and records")])
 
 
 class RunContext(Record, frozen=True, kw_only=True):
@@ -207,7 +208,8 @@ class ConfiguredExpert:
         path = self.results / "sources.lock.json"
         if not self.run.main:
             return read_record(ExpertLock, path)
-        check_writable(self.results, Path("state"), Path("state", self.name))
+        folders = self.results, Path("state"), Path("state", self.name)
+        check_writable(*folders, needs_room=self.run.checks)
         # A demo's results would replace a full run's, perhaps the work of days.
         held, looks = self._held_preset, self.run.looks
         if held is not None and not self.config["allow_preset_change"]:

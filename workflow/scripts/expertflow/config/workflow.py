@@ -75,7 +75,7 @@ class Workflow:
         self._run, self._shows_forecast, self._reads_code = run, shows_forecast, reads_code
         self._on_first_use, self._on_lock = on_first_use, on_lock
         self._config, self._hashes = load_config(run.config, run.told), HashCache()
-        for name in run.told.get("experts", {}):
+        for name in map(str, run.told.get("experts", {})):
             # Overrides of a misspelled expert would have no effect. A bundle has its own manifest.
             if not Path("results", name, OPENED).is_file():
                 find_manifest(name, [folder / "experts" for folder in FOLDERS])

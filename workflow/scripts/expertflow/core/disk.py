@@ -70,7 +70,8 @@ def check_space(needs: Iterable[tuple[Path, float, str]], *, fix: str = MAKE_ROO
         by_mount.setdefault(_find_mount(need[0]), []).append(need)
     for mount, own in by_mount.items():
         needed = sum(n_bytes for _, n_bytes, _ in own)
-        if free_bytes(mount) < needed:
+        # Some network file systems report no size at all.
+        if free_bytes(mount) < needed and shutil.disk_usage(mount).total:
             contents = " and ".join(what for _, _, what in own)
             space = describe_space(mount)
             raise HardwareError(
