@@ -163,9 +163,10 @@ def test_a_busy_server_is_asked_again(wait: str) -> None:
             2,
             "HTTP 429, retry only after",
         ),
-        # Consecutive failures end the requests.
-        (Response(status=401), 40, 10, "gave up after consecutive failures: HTTP 401"),
-        (Response(status=302, headers={"Location": "http://127.0.0.1:9/x"}), 2, 4, "HTTP 302"),
+        # What no request can pass is tried once per slot, and consecutive failures end the rest.
+        (Response(status=401), 20, 2, "HTTP 401; check the judge's endpoint, model and key"),
+        (Response(status=404), 20, 2, "HTTP 404"),
+        (Response(status=302, headers={"Location": "http://127.0.0.1:9/x"}), 20, 2, "HTTP 302"),
         (Response("?", status=418), 40, 19, "gave up after consecutive failures: HTTP 418"),
     ],
 )
@@ -180,8 +181,9 @@ def test_failures_have_a_reason(
 
 def test_an_endpoint_that_hangs_or_drips_ends() -> None:
     for endless in (b"", b"H"):
-        result, _ = judged(always(Response(endless=endless)), pairs(1), timeout_s=0.3)
+        result, asked = judged(always(Response(endless=endless)), pairs(1), timeout_s=0.3)
         assert (result.n_failed, result.usd) == (1, None)
+        assert len(asked) <= 4  # two orders, each sent twice
         assert "no reply within 0.3 s" in str(result.reason)
 
 

@@ -37,8 +37,8 @@ Side = Literal["before", "after", "tie"]
 # Tokens of a prompt and its reply, null if the endpoint does not count them.
 Usage = tuple[int | None, int | None]
 
-# Busy servers and time-outs are retried, with pauses that double.
-N_ATTEMPTS = 5
+# Busy servers are retried, with pauses that double; time-outs once, as each may be billed.
+N_ATTEMPTS, N_TIMEOUTS = 5, 2
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 N_AT_ONCE = 4
 # Consecutive failures before giving up on all requests.
@@ -48,6 +48,8 @@ MAX_REPLY_BYTES = 1 << 20
 # Larger counts are nonsense, and not exact as floats.
 MAX_COUNT = 2**53 - 1
 _WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+# No other request can pass: a refused key, no credit, a wrong address.
+_FINAL = frozenset({401, 402, 403, 404, 405})
 _PRINTABLE = re.compile("[!-~]*")
 _SYSTEM = """You compare two answers to one question. {criterion}
 The question, a reference answer and the answers A and B stand between marks of the form \
@@ -75,11 +77,17 @@ class _Opinion(Record, frozen=True):
 
 
 class _JudgeError(Exception):
-    """A failed request, to be sent again after ``wait_s`` unless that is null."""
+    """A failed request, to be sent again after ``wait_s`` unless that is null.
 
-    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+    ``is_final``: all others would fail, too.
+    """
+
+    timed_out = is_final = False
+
+    def __init__(self, reason: str, wait_s: float | None = None, **flags: bool) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
+        vars(self).update(flags)
 
 
 def judge_pairs(spec: JudgeSpec, questions: Sequence[JudgedPair], *, seed: int) -> JudgeResult:
@@ -198,7 +206,9 @@ class _Judge:
                 text, usage = await self._retry(messages)
             except _JudgeError as error:
                 self._n_failures += 1
-                if self._n_failures >= N_FAILURES:
+                if error.is_final:
+                    self._ended = str(error)
+                elif self._n_failures >= N_FAILURES:
                     self._ended = f"gave up after consecutive failures: {error}"
                 return _Opinion(None, reason=str(error))
             self._n_failures = 0
@@ -209,12 +219,13 @@ class _Judge:
 
     async def _retry(self, messages: Sequence[dict[str, str]]) -> tuple[str, Usage]:
         """Send one chat and return its reply, waiting for a busy server."""
-        wait_s = FIRST_WAIT_S
+        wait_s, n_timeouts = FIRST_WAIT_S, 0
         for _ in range(N_ATTEMPTS - 1):
             try:
                 return await self._send(messages, bool(self._is_newer))
             except _JudgeError as error:
-                if error.wait_s is None:
+                n_timeouts += error.timed_out
+                if error.wait_s is None or n_timeouts == N_TIMEOUTS:
                     raise
                 # Some servers send 0.
                 pause_s = max(wait_s, error.wait_s)
@@ -242,13 +253,16 @@ class _Judge:
                         raise _JudgeError(f"the reply is longer than {MAX_REPLY_BYTES:,} bytes")
         except TimeoutError:
             why = f"no reply within {self._spec.timeout_s:g} s"
-            raise _JudgeError(why, 0.0) from None
+            raise _JudgeError(why, 0.0, timed_out=True) from None
         except (OSError, UnicodeError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             cause: BaseException = error
             # httpx2 wraps what the socket raised; the innermost error names the cause.
             while (earlier := cause.__cause__ or cause.__context__) is not None:
                 cause = earlier
-            raise _JudgeError(f"no connection ({type(cause).__name__})", 0.0) from None
+            why = f"no connection ({type(cause).__name__})"
+            if isinstance(cause, ssl.SSLCertVerificationError | UnicodeError | httpx2.InvalidURL):
+                raise _JudgeError(why, is_final=True) from None
+            raise _JudgeError(why, 0.0) from None
         status = response.status_code
         if status == 400 and not newer and self._is_newer is not False:
             # The prompt may be too long instead, so this is kept only once answered.
@@ -259,8 +273,11 @@ class _Judge:
             raise _JudgeError(f"HTTP {status}", float(found[0]) if found else 0.0)
         if status != 200:
             # Following a redirect would send the prompt to a host that the user did not name.
-            why = ": redirects are not followed" if 300 <= status < 400 else ""
-            raise _JudgeError(f"HTTP {status}{why}")
+            is_redirect = 300 <= status < 400
+            why = ": redirects are not followed" if is_redirect else ""
+            if is_final := is_redirect or status in _FINAL:
+                why += "; check the judge's endpoint, model and key"
+            raise _JudgeError(f"HTTP {status}{why}", is_final=is_final)
         if self._is_newer is None:
             self._is_newer = newer
             if newer:
