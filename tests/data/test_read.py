@@ -115,6 +115,8 @@ def test_an_object_that_is_cut_anywhere_is_rejected() -> None:
         assert caught.value.reason in ("not_json", "not_utf8"), line.encode()[:end]
     with pytest.raises(Reject, match="not_json: Invalid control character at character 9"):
         parse_object(b'{"a": "x\r\n')
+    with pytest.raises(Reject, match="write it with json"):
+        parse_object(b"{'a': 1}")
 
 
 Records = list[dict[str, Any]]

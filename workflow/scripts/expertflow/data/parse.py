@@ -84,7 +84,10 @@ def _check_slowly(line: bytes) -> None:
     except json.JSONDecodeError as error:
         # "Invalid control character at" is one of the messages.
         detail = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
-        raise Reject("not_json", detail, value=text[error.pos :] or text) from error
+        rest = text[error.pos :] or text
+        if rest.startswith(("'", "None", "True", "False")):
+            detail += "; Python printed this, write it with json.dumps"
+        raise Reject("not_json", detail, value=rest) from error
     except ValueError as error:
         raise Reject("duplicate_key", str(error)[:120], value=text) from error
     except RecursionError as error:
