@@ -94,8 +94,10 @@ def test_a_task_may_be_a_file(calls: list[dict[str, Any]], tokenizer: Path, tmp_
     manager = calls[0]["task_manager"]
     assert manager.include_path == [str(tmp_path)] and not manager.include_defaults
     assert calls[0]["tasks"] == ["one"]
+    (tmp_path / "two.yaml").write_text("task: two_of_them\n")
     for task, match in (
         (str(tmp_path / "none.yaml"), "no such file"),
+        (str(tmp_path / "two.yaml"), "has no line 'task: two'; rename"),
         ("lost", r"lm_eval\.tasks lost: Couldn't reach the Hub; use"),
     ):
         with pytest.raises(EvaluationError, match=match):

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import logging
 import math
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -126,6 +127,14 @@ def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
     files = [Path(task) for task in spec.tasks if task.endswith(YAML)]
     if missing := [file for file in files if not file.is_file()]:
         raise EvaluationError(f"evaluation.lm_eval.tasks: {missing[0]}: no such file")
+    for file in files:
+        # A task's YAML may have custom tags, so it is not parsed.
+        named = rf"""^(task|group):\s*["']?{re.escape(file.stem)}["']?\s*(#|$)"""
+        if not re.search(named, file.read_text("utf-8"), re.MULTILINE):
+            raise EvaluationError(
+                f"evaluation.lm_eval.tasks: {file}: has no line 'task: {file.stem}'; rename the"
+                " file or the task"
+            )
     folders = list(dict.fromkeys(str(file.parent) for file in files))
     # Indexing the bundled tasks takes seconds, which tasks in files do not need.
     by_name = len(files) < len(spec.tasks)
