@@ -99,7 +99,9 @@ class Data(Record, frozen=True, kw_only=True):
     target_tokens: Annotated[Count, doc("Trained tokens that the loss counts.")]
     padding_fraction: Annotated[Measured[Share], doc("Padding in training, as run.")]
     fill_fraction: Annotated[Measured[Share], doc("Useful share of the rows, as packed.")]
-    truncated_fraction: Annotated[Measured[Share], doc("Tokens lost to overflow.")]
+    truncated_fraction: Annotated[
+        Measured[Share], doc("Tokens lost to overflow, or in pieces without targets.")
+    ]
     length_histogram: LengthHistogram
 
 

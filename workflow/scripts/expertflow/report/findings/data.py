@@ -62,7 +62,7 @@ def find_cut_tokens(report: Report) -> Findings:
         yield make_finding(
             "tokens-cut",
             evidence=f"{percent(share)} of the tokens were not trained on, because their documents"
-            f" exceed a row of {data.seq_len:,} (overflow: {data.overflow})",
+            f" exceed a row of {data.seq_len:,} (overflow: {data.overflow}), or have no targets",
             threshold=f"at most {percent(CUT_LIMIT)}",
             recommendation=f"{split}raise max_seq_length, up to {data.length_histogram.max:,} for"
             " the longest document",
