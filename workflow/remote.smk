@@ -12,7 +12,9 @@ expert's name there), allow_own_code (for a bundle with its maker's own scoring 
 where this project is in an image whose jobs get no copy of it. See docs/bundles.md.
 """
 
+import os
 import sys
+import time
 from pathlib import Path
 
 from snakemake.utils import min_version
@@ -25,10 +27,13 @@ SCRIPTS = CODE.absolute() / "workflow" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 from expertflow.config import guard
-from expertflow.core.attempts import will_fail_again
+from expertflow.core.attempts import RUN, will_fail_again
 from expertflow.rental.guard.options import guard_command
 
 guard.set_environment(SCRIPTS, main=workflow.is_main_process)
+if workflow.is_main_process:
+    # Jobs inherit it, so that errors of an earlier run do not end the retries of this one.
+    os.environ[RUN] = f"{os.getpid()} {time.time()}"
 
 OPTIONS = config.get("guard", "")
 ALLOWED = [key for key in ("allow_own_code", "allow_judge") if config.get(key)]

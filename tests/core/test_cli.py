@@ -17,7 +17,16 @@ import pytest
 from support import SCRIPTS, run_script, wait_for
 
 from expertflow.core import cli
-from expertflow.core.attempts import ATTEMPT, CARDS, LOG, RUN, Attempt, attempts_path, read_attempts
+from expertflow.core.attempts import (
+    ATTEMPT,
+    CARDS,
+    LOG,
+    RUN,
+    Attempt,
+    attempts_path,
+    read_attempts,
+    will_fail_again,
+)
 from expertflow.core.errors import DataError, single_line
 from expertflow.core.files import sha256_file, sha256_json, sha256_text, sidecar_of
 from expertflow.core.progress import ProgressCounter, break_silence, show_activity
@@ -229,9 +238,11 @@ def test_a_later_attempt_ends_with_an_error_that_would_recur(tmp_path: Path) -> 
     again = start_job(path, attempt=2)
     assert again.communicate("end\n") == ("", "error: no\n") and again.returncode == 1
     assert attempts_path(path).read_bytes() == before
+    assert will_fail_again(str(path))
     # A separate run tries again, even if its first attempt could record nothing.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUN, "another")
+        assert not will_fail_again(str(path))
         assert start_job(path, attempt=2).communicate("fail\n")[0] == "here\n"
     # So does an attempt after an error that may pass.
     attempts_after(path, "miss")

@@ -74,7 +74,9 @@ def read_attempts(path: Path) -> tuple[Attempt, ...]:
 
 
 def will_fail_again(log_path: str) -> bool:
-    return any(attempt.error for attempt in _read(attempts_path(Path(log_path)))[-1:])
+    """Return whether a job's last attempt in this run had an error that would recur."""
+    last, run = _read(attempts_path(Path(log_path)))[-1:], os.environ.get(RUN, "")
+    return any(attempt.error and attempt.run == run for attempt in last)
 
 
 def find_final_error(logs: Path) -> str | None:
