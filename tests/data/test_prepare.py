@@ -78,7 +78,7 @@ def test_every_record_is_a_document_or_has_a_reason_and_a_place(path: Path) -> N
         {"path": str(path), "line": 2, "reason": "missing_field", "field": "a", "value": None,
          "detail": "the record has no field 'a'; it has q"},
         {"path": str(path), "line": 3, "reason": "not_text", "field": "q", "value": "3",
-         "detail": "expected text, found int; {q:json} writes it"},
+         "detail": "expected text, found int; in a template, {q:json} writes it"},
     ]  # fmt: skip
     with pytest.raises(DataError, match=r"r.jsonl, line 2: missing_field in field a"):
         prepare(path, replace(SPEC, on_reject="stop"), n_shards=2)

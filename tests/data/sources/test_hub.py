@@ -210,7 +210,7 @@ def test_a_missing_choice_is_named_with_the_available_ones(tmp_path: Path) -> No
         ),
         ({**SUMS, "revision": "v9"}, "has no revision 'v9'; use a branch, tag or commit"),
         ({"id": "someone/pictures"}, "has imagefolder files; only arrow, csv, json, parquet, te"),
-        ({"id": "someone/scripted"}, "Dataset scripts are no longer supported"),
+        ({"id": "someone/scripted"}, "read here (Dataset scripts are no longer supported"),
         ({"id": "someone/empty"}, "has no arrow/csv/json/parquet/text files; correct the op"),
         ({"id": "someone/nosy", **easy}, "refers to a file outside itself (own.jsonl), which is"),
         ({"id": "someone/web", "config": "held"}, "web refers to an address (http://127.0.0.1"),

@@ -183,7 +183,9 @@ def text_field(record: Fields, name: str) -> str:
     if name.endswith(OPTIONAL) and value in (None, ""):
         return ""
     if isinstance(value, int | float):
-        detail = f"expected text, found {type(value).__name__}; {{{name}:json}} writes it"
+        detail = (
+            f"expected text, found {type(value).__name__}; in a template, {{{name}:json}} writes it"
+        )
         raise Reject("not_text", detail, field=name.removesuffix(OPTIONAL), value=value)
     return require_text(value, name.removesuffix(OPTIONAL))
 

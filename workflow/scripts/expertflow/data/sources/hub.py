@@ -204,10 +204,12 @@ class HubDataset(DataSource):
             )
         except (EmptyDatasetError, DataFilesNotFoundError, FileNotFoundError) as error:
             raise DataError(self._no_files(commit)) from error
-        except (ImportError, BadZipFile) as error:
+        # RuntimeError: the data set has a script, which is never run.
+        except (ImportError, RuntimeError, BadZipFile) as error:
             raise DataError(
-                f"{name} has files that cannot be read here ({error}); choose others with config or"
-                " options.data_files, or unpack them and use kind local"
+                f"{name} has files that cannot be read here ({error}); choose others with config,"
+                " options.data_files or revision refs/convert/parquet, or convert them and use kind"
+                " local"
             ) from error
         except ValueError as error:
             known = sorted(datasets.get_dataset_config_names(str(folder)))
