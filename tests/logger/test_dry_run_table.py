@@ -90,6 +90,15 @@ def test_figures_of_an_outdated_record_are_marked(capsys: pytest.CaptureFixture[
     assert not printed(capsys, ENDED, job("plan_training", "a"), unplanned)[3].endswith(again)
 
 
+def test_a_modules_rules_may_have_other_names(capsys: pytest.CaptureFixture[str]) -> None:
+    place = "results/a/logs"
+    train = job("ef_train_expert", "a", PRICED, log=[f"{place}/train_expert.log"])
+    plan = job("ef_plan_training", "a", "1 to 2 s", log=[f"{place}/plan_training.log"])
+    lines = printed(capsys, ENDED, train, plan)
+    known = printed(capsys, ENDED, TRAINED, job("plan_training", "a", "1 to 2 s"))
+    assert lines == known and "rebuilt in this run" in lines[3]
+
+
 def test_other_jobs_are_expected_to_take_their_last_time(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Handle Snakemake's log: one line per job, what went wrong, and a dry run's cost forecast.
 
 Snakemake's own output goes to its log. It passes every job that would run to its loggers: rule,
-wildcards and resources. The forecast is a resource of ``train_expert``.
+wildcards and resources. The forecast is a resource of jobs.
 """
 
 import ast

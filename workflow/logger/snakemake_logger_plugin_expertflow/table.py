@@ -50,8 +50,11 @@ class PendingJobs:
         expert = wildcards.get("expert") if isinstance(wildcards, dict) else None
         if not isinstance(rule, str) or not isinstance(expert, str):
             return
-        self.rules.setdefault(expert, []).append(rule)
         forecast, log = str(getattr(event.get("resources"), "forecast", "")), find_log(record)
+        # A module's rules may have other names, with the same logs.
+        if log and log.stem in (TRAIN, *MADE_BY.values()):
+            rule = log.stem
+        self.rules.setdefault(expert, []).append(rule)
         if rule == TRAIN:
             self.forecasts[expert] = forecast
         elif log and (took_s := last_success_s(log.with_suffix(ATTEMPTS))) is not None:
