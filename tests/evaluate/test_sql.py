@@ -14,7 +14,7 @@ from made_up_documents import one_sql_process, score, spec
 from support import PATIENCE_S
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.isolation.rows import same_rows
+from expertflow.evaluate.isolation.rows import one_line, same_rows
 from expertflow.evaluate.isolation.sql_worker import Limits, connect_file, is_ordered, run_query
 from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks.sql_execution import SqlExecution
@@ -192,6 +192,10 @@ def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -
     with pytest.raises(sqlite3.OperationalError, match=r"not authorized|no such function"):
         connection.execute("SELECT load_extension('x')")
     connection.close()
+
+
+def test_a_message_is_one_line_of_text() -> None:
+    assert one_line("no column\n  \ud800 here") == "no column ? here"
 
 
 def test_functions_that_reach_files_are_refused(database: Path) -> None:

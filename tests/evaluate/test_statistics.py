@@ -170,6 +170,9 @@ def test_grouped_questions_count_as_fewer_independent_ones() -> None:
     all_right = score([True] * 60, np.repeat(np.arange(12), 5).tolist())
     assert all_right == pytest.approx(statistics.wilson_interval(10.2, 10.2), abs=0.02)
     assert score([True] * 9, [0] * 9) == statistics.wilson_interval(1, 1)
+    # Two groups as mixed as all questions: only Student's quantiles shrink the number.
+    n = statistics.count_independent([1, 1, 0, 1, 0, 0], list("aaabbb"))
+    assert n == pytest.approx(6 * (2.570582 / 12.706205) ** 2, rel=1e-5)
 
 
 def test_grouped_scores_hold_the_truth_as_often_as_they_say() -> None:

@@ -135,8 +135,6 @@ def limit_connection(connection: sqlite3.Connection, limits: Limits) -> None:
     settings = ["temp_store = MEMORY", "trusted_schema = OFF"]
     for setting in [*settings, f"hard_heap_limit = {limits.heap_bytes}"]:
         connection.execute(f"PRAGMA {setting}").fetchall()
-    if hasattr(connection, "enable_load_extension"):  # some builds of Python omit it
-        connection.enable_load_extension(False)
 
 
 def _guard(connection: sqlite3.Connection, limits: Limits, denied: list[str]) -> None:
