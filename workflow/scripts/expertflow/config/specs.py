@@ -198,6 +198,7 @@ def generate_answers(expert: ConfiguredExpert, _: Any) -> GenerationSpec:
     )
 
 
+# It chooses the same questions.
 check_references = generate_answers
 
 

@@ -60,9 +60,11 @@ class Side(Scored, frozen=True, kw_only=True):
     """One model, base or expert. The loss is in nats per token."""
 
     held_out_loss: Annotated[float, doc("Mean over target tokens.")]
-    held_out_loss_ci95: Annotated[Measured[Interval], doc("Bootstrap over groups, 95 %.")]
+    held_out_loss_ci95: Annotated[
+        Measured[Interval], doc("Bootstrap over documents or groups, 95 %.")
+    ]
     perplexity: Annotated[float, doc("exp of the held-out loss.")]
-    perplexity_ci95: Annotated[Measured[Interval], doc("Bootstrap over groups, 95 %.")]
+    perplexity_ci95: Annotated[Measured[Interval], doc("Bootstrap over documents or groups, 95 %.")]
     n_target_tokens: Annotated[Count, doc("Tokens behind the loss.")]
     n_documents: Annotated[Count, doc("Documents behind the loss.")]
     generation_s: Annotated[Measured[Amount], doc("Time to write the answers.")]
@@ -97,7 +99,9 @@ class Delta(Record, frozen=True, kw_only=True):
     """After minus before, for acceptance bars to refer to; the same as in changes."""
 
     held_out_loss: Annotated[float, doc("In nats per token; negative is better.")]
-    held_out_loss_ci95: Annotated[Measured[Interval], doc("Paired bootstrap over groups.")]
+    held_out_loss_ci95: Annotated[
+        Measured[Interval], doc("Paired bootstrap over documents or groups.")
+    ]
     value_fraction: Annotated[Measured[float], doc("Of the metric.")]
     ci95: Annotated[Measured[Interval], doc("Paired bootstrap over questions.")]
 
