@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from expertflow.core.attempts import hash_host
 from expertflow.core.errors import DataError
 from expertflow.core.records import seal, write_record
-from expertflow.rental.guard.ledger import Ledger, Meter, PaidSession, read_ledger
+from expertflow.rental.guard.ledger import (
+    Ledger,
+    Meter,
+    PaidSession,
+    merge_ledgers,
+    read_ledger,
+)
 from expertflow.rental.guard.options import parse_options
 from expertflow.rental.guard.run import Guard
 
@@ -83,7 +90,10 @@ def test_another_clock_loses_no_dollars(tmp_path: Path, paid_before_s: float | N
 
 def test_a_machine_that_was_paid_throughout_is_counted_once(tmp_path: Path) -> None:
     path, now_s = tmp_path / "ledger.json", datetime.now(UTC).timestamp()
-    earlier = PaidSession(start_s=now_s - 7200, end_s=now_s - 1800, usd_per_hour=1.0)
+    earlier, another = (
+        PaidSession(start_s=now_s - 7200, end_s=now_s - 1800, usd_per_hour=1.0, machine=machine)
+        for machine in (hash_host(), "another")
+    )
     write_record(path, Ledger(sessions=(earlier,)))
     # Paid for the last hour: half an hour of the earlier session is before that and one within.
     meter = Meter(path, usd_per_hour=1.0, since_s=now_s - 3600, clock=Clock())
@@ -91,6 +101,11 @@ def test_a_machine_that_was_paid_throughout_is_counted_once(tmp_path: Path) -> N
     assert meter.total_usd() == pytest.approx(2.0, abs=0.01)
     meter.write_ledger()
     assert Meter(path, usd_per_hour=1.0, clock=Clock()).usd_before == pytest.approx(2.0, abs=0.01)
+    # Two machines, paid since the same moment: both count in full.
+    both = merge_ledgers(Ledger(sessions=(earlier,)), Ledger(sessions=(another,)), judged=Ledger())
+    write_record(path, both)
+    meter = Meter(path, usd_per_hour=1.0, since_s=now_s - 7200, clock=Clock())
+    assert meter.usd_before == pytest.approx(1.5) and len(both.sessions) == 2
 
 
 def test_what_was_paid_before_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -36,11 +37,11 @@ class Meter:
         start_s = now_s if since_s is None else min(since_s, now_s)
         earlier = () if usd_per_hour is None else read_ledger(path).sessions
         if since_s is not None:
-            # Sessions in the same paid period count up to its start. A session that seems to start
-            # in the future was timed by another clock, and counts in full.
-            before = (s for s in earlier if s.start_s < start_s)
-            later = (s for s in earlier if s.start_s > now_s)
-            earlier = (*(replace(s, end_s=min(s.end_s, start_s)) for s in before), *later)
+            # This machine's sessions in the same paid period count up to its start. One that seems
+            # to start in the future was timed by another clock, and counts in full.
+            others = [s for s in earlier if s.machine != hash_host() or s.start_s > now_s]
+            before = (s for s in earlier if s.start_s < start_s and s not in others)
+            earlier = (*(replace(s, end_s=min(s.end_s, start_s)) for s in before), *others)
         self._path, self._earlier = path, earlier
         self._price, self._limit = usd_per_hour, max_usd
         paid = (max(0.0, s.end_s - s.start_s) / 3600 * s.usd_per_hour for s in earlier)
@@ -89,9 +90,11 @@ def read_ledger(path: Path) -> Ledger:
 
 def merge_ledgers(mine: Ledger, other: Ledger, *, judged: Ledger) -> Ledger:
     """Add what only the other ledger has; sessions ``judged`` by a meter only if they continued."""
-    known = {session.start_s: session for session in mine.sessions}
+    # Two machines may be paid since the same moment.
+    key_of = attrgetter("start_s", "machine")
+    known = {key_of(session): session for session in mine.sessions}
     for session in other.sessions:
-        same = (s for s in (*mine.sessions, *judged.sessions) if s.start_s == session.start_s)
+        same = (s for s in (*mine.sessions, *judged.sessions) if key_of(s) == key_of(session))
         if session.end_s > max((s.end_s for s in same), default=-math.inf):
-            known[session.start_s] = session
-    return Ledger(sessions=tuple(known[start_s] for start_s in sorted(known)))
+            known[key_of(session)] = session
+    return Ledger(sessions=tuple(known[key] for key in sorted(known)))
