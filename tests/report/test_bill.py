@@ -57,19 +57,26 @@ def test_other_machines_and_cpus_have_no_rented_card() -> None:
 
 def test_the_guards_ledger_is_the_price() -> None:
     """Its ledger is minutes old when the report is built; sessions of other runs do not count."""
-    sessions = (
-        PaidSession(start_s=START_S - 9_000, end_s=START_S - 8_000, usd_per_hour=9.0),
-        PaidSession(start_s=START_S - 30, end_s=START_S + 700, usd_per_hour=3.0),
-        PaidSession(start_s=START_S + 702, end_s=START_S + 4_000, usd_per_hour=3.0),
-        PaidSession(start_s=START_S, end_s=START_S + 9e3, usd_per_hour=9.0, machine="another"),
-    )
+    sessions = [
+        PaidSession(
+            start_s=START_S + start_s, end_s=START_S + end_s, usd_per_hour=usd, machine=machine
+        )
+        for start_s, end_s, usd, machine in (
+            (-9_000, -8_000, 9.0, "c0ffee"), (-30, 700, 3.0, "c0ffee"), (0, 9e3, 9.0, ""),
+            (0, 9e3, 9.0, "another"), (702, 4_000, 3.0, "c0ffee"),
+        )
+    ]  # fmt: skip
     cost = replace(GPU.inputs.plan.cost, price_usd_per_hour=None)
     inputs = replace(
-        GPU.inputs, ledger=Ledger(sessions=sessions), plan=replace(GPU.inputs.plan, cost=cost)
+        GPU.inputs,
+        ledger=Ledger(sessions=tuple(sessions)),
+        plan=replace(GPU.inputs.plan, cost=cost),
     )
     bill = bill_of(inputs)
     assert bill.machine.usd == pytest.approx((730 + 3_385) / 3600 * 3.0)
-    assert bill.machine.usd_source.startswith("the guard's ledger")
+    assert bill.machine.usd_source.startswith(
+        "the guard's ledger: the full machine, even if jobs of"
+    )
     assert bill.stages[-3].usd == pytest.approx(500 / 3600 * 3.0)
 
 

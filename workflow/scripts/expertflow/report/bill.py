@@ -20,6 +20,10 @@ from expertflow.report.records import Interval
 from expertflow.report.run_records import Bill, LostAttempts, MachineTime, StageBill
 
 PAUSE_S = 3600.0
+# Times of other results are not known here.
+SHARED = "the full machine, even if jobs of other results ran there, too"
+PRICED = f"the price per hour: {SHARED}, with pauses of up to an hour between jobs"
+PAID = f"the guard's ledger: {SHARED}, while these jobs ran, and up to an hour before them"
 NO_CARD = "no card was used: the plan is for the CPU"
 # Jobs closer than this share of the timeline are drawn as one.
 LEAST_GAP_PERCENT = 0.3
@@ -87,11 +91,11 @@ def _machine_usd(inputs: ReportInputs, lines: Sequence[Interval]) -> tuple[Measu
     if not sessions:
         minutes = inputs.plan.cost.billing_minutes
         hours = sum(round_up_hours((end_s - start_s) / 3600, minutes) for start_s, end_s in lines)
-        return _price(inputs, 3600 * hours), "the price per hour, from the first job to the last"
+        return _price(inputs, 3600 * hours), PRICED
     # The guard writes its ledger periodically, and its last session continues.
     sessions[-1] = replace(sessions[-1], end_s=max(sessions[-1].end_s, lines[-1][1]))
     usd = sum(_paid_s(session, lines) / 3600 * session.usd_per_hour for session in sessions)
-    return usd, "the guard's ledger: while this result's jobs ran, and up to an hour before them"
+    return usd, PAID
 
 
 def _overlapping(session: PaidSession, lines: Sequence[Interval]) -> list[Interval]:

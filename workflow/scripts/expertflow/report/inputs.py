@@ -65,9 +65,8 @@ class ReportInputs(Record, frozen=True, kw_only=True):
     def paid_sessions(self) -> list[PaidSession]:
         """The guard's sessions on the machine that trained, or all if no job recorded it."""
         trained = self.attempts.get("train_expert")
-        # Ledgers written before sessions named their machine have none.
-        machines = (trained[0][-1].machine, "") if trained else ()
-        return [s for s in self.ledger.sessions if not trained or s.machine in machines]
+        sessions = self.ledger.sessions
+        return [s for s in sessions if not trained or s.machine == trained[0][-1].machine]
 
 
 def read_inputs(

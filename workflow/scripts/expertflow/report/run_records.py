@@ -303,7 +303,7 @@ class MachineTime(Record, frozen=True, kw_only=True):
     last_end: Annotated[str, doc("ISO 8601.")]
     n_machines: Annotated[Positive, doc("Machines that ran jobs.")]
     wall_s: Annotated[Amount, doc("Seconds with jobs running or the next one pending.")]
-    usd: Annotated[Measured[Amount], doc("Of the machine that trained: what a rental bills.")]
+    usd: Annotated[Measured[Amount], doc("The full machine that trained: what a rental bills.")]
     usd_source: Annotated[str, doc("What usd was calculated from.")]
 
 
