@@ -190,6 +190,8 @@ class Worker:
         sys.path.remove(str(ROOT / "tests"))
         # A mutant of the same second and size would be taken for the previously compiled file.
         os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        # A test that waits in vain fails before its mutant is out of time.
+        os.environ["EXPERTFLOW_PATIENCE_S"] = "20"
         sys.dont_write_bytecode = True
         for library in ["pytest", *libraries]:
             with contextlib.suppress(Exception):

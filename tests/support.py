@@ -1,6 +1,7 @@
 """Shared helpers: paths, and a tiny run to train."""
 
 import hashlib
+import os
 import subprocess
 import sys
 import time
@@ -30,8 +31,8 @@ from expertflow.tokens.records import PackingSpec, TokenizerRecord, TokenShardRe
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "workflow" / "scripts"
 SHARED_DATA = ROOT.parent / "shared" / "data"
-# A timeout for hangs, also on a slow machine.
-PATIENCE_S = 900.0
+# A timeout for hangs, also on a slow machine; mutants.py has less.
+PATIENCE_S = float(os.environ.get("EXPERTFLOW_PATIENCE_S", "900"))
 
 
 def wait_for(

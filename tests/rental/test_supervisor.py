@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import guarded
 import psutil
 import pytest
-from support import SCRIPTS, running_in
+from support import PATIENCE_S, SCRIPTS, running_in
 
 from expertflow.rental.guard import supervisor
 
@@ -129,7 +129,9 @@ def supervise(command: list[str], before: str = "", guard: str = "os.getppid()")
     )
     environment = {"PYTHONPATH": str(SCRIPTS)}
     program = [sys.executable, "-c", code]
-    return subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def test_if_the_guard_dies_at_the_fork_nothing_is_started(tmp_path: Path) -> None:
