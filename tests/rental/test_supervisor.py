@@ -94,8 +94,9 @@ def test_snakemake_is_signaled_first_then_jobs_and_all_are_killed_after_the_grac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = Process(4, "trainer", Process(5, "loader"))
-    waiting, log = Process(6, "sh"), Process(7, "tee")
-    snakemake = Process(2, "snakemake", Process(3, "bash", trainer, log), waiting)
+    retrying, log = Process(6, "sh", Process(8, "fetch")), Process(7, "tee")
+    bash = Process(3, "bash", trainer, log)
+    snakemake = Process(2, "snakemake", bash, retrying, Process(9, "dash"))
     tree = Process(0, "supervisor", Process(1, "launcher", snakemake))
     # Not small: a machine has been up for a while.
     clock, sent = SimpleNamespace(now_s=1000.0), list[tuple[float, str, int]]()
@@ -111,12 +112,18 @@ def test_snakemake_is_signaled_first_then_jobs_and_all_are_killed_after_the_grac
     stop = supervisor._Stop(1, grace_s=10.0)
     for after_s in (0.0, 0.1, 0.5, 9.5, 10.5):
         clock.now_s = 1000 + after_s
+        if after_s == 9.5:
+            # The one polls beside its trainer, the other goes on to its next command.
+            bash.below += (Process(10, "poll"),)
+            retrying.below = (Process(11, "fetch"),)
         stop.go_on(kill=False)
     told = [(0.0, "launcher", signal.SIGTERM), (0.0, "snakemake", signal.SIGTERM)]
-    told += [(0.5, name, signal.SIGTERM) for name in ("trainer", "sh")]
-    names = ("launcher", "snakemake", "bash", "trainer", "loader", "sh", "tee")
-    assert sent[:4] == told
-    assert sorted(sent[4:]) == sorted((10.5, name, signal.SIGKILL) for name in names)
+    told += [(0.5, name, signal.SIGTERM) for name in ("trainer", "fetch", "dash")]
+    told += [(9.5, name, signal.SIGTERM) for name in ("poll", "sh", "fetch")]
+    names = ("launcher", "snakemake", "bash", "trainer", "loader", "tee", "poll", "sh", "fetch")
+    assert sent[: len(told)] == told
+    killed = sorted((10.5, name, signal.SIGKILL) for name in (*names, "dash"))
+    assert sorted(sent[len(told) :]) == killed
     assert not stop.is_hopeless
     clock.now_s += supervisor.KILLED_S + 1
     assert stop.is_hopeless

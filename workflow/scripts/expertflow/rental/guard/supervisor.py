@@ -158,23 +158,23 @@ class _Stop:
             for process in _living():
                 _send(process, signal.SIGKILL)
             return
-        self._terminate(schedulers=True)
-        if now_s - self._begun_s > SETTLE_S:
-            self._terminate(schedulers=False)
+        is_settled = now_s - self._begun_s > SETTLE_S
+        self._terminate(jobs=is_settled)
+        if is_settled:
             self._interrupt_stuck(now_s)
 
-    def _terminate(self, *, schedulers: bool) -> None:
-        """Send SIGTERM, once each, to Snakemake and the command itself, or to all others."""
-        living, stopping = set(_living()), bool(self._signaled)
+    def _terminate(self, *, jobs: bool) -> None:
+        """Send SIGTERM, once each, to Snakemake and the command itself; to jobs, too, if asked."""
+        living = set(_living())
         for child in psutil.Process().children():
-            for process, is_scheduler in self._targets(child, stopping, living):
-                if is_scheduler == schedulers and process not in self._signaled:
+            for process, is_scheduler in self._targets(child, living):
+                if (jobs or is_scheduler) and process not in self._signaled:
                     self._signaled.add(process)
                     _send(process, signal.SIGTERM)
         self._seen |= living
 
     def _targets(
-        self, process: psutil.Process, stopping: bool, living: set[psutil.Process]
+        self, process: psutil.Process, living: set[psutil.Process]
     ) -> Iterator[tuple[psutil.Process, bool]]:
         """Yield the processes of a tree to signal; with True, Snakemake and the root."""
         if process not in living:
@@ -185,14 +185,14 @@ class _Stop:
         if process.pid == self._root or is_scheduler:
             yield process, True
         elif name in SHELLS:
-            continues = stopping and any(child not in self._seen for child in children)
-            if continues or not children:
+            # It has gone on to its next command; what it waited for has ended.
+            if self._seen.isdisjoint(children):
                 yield process, False
         elif name not in PIPES and not passes_on:
             yield process, False
         if passes_on:
             for child in children:
-                yield from self._targets(child, stopping, living)
+                yield from self._targets(child, living)
 
     def _interrupt_stuck(self, now_s: float) -> None:
         schedulers, others = [], []
