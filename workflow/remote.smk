@@ -37,11 +37,7 @@ if workflow.is_main_process:
 
 OPTIONS = config.get("guard", "")
 ALLOWED = [key for key in ("allow_own_code", "allow_judge") if config.get(key)]
-ALLOW = " ".join(f"--{key.replace('_', '-')}" for key in ALLOWED)
 guard.one_line(guard_command)(OPTIONS, "any")
-# The scripts of a job record errors that retries would hit again; retries then end at once.
-ATTEMPT = "EXPERTFLOW_ATTEMPT={resources.attempt}"
-RECORDED = f'{ATTEMPT} EXPERTFLOW_START=$start EXPERTFLOW_LOG="$PWD"/{{log:q}}'
 
 
 wildcard_constraints:
@@ -63,22 +59,25 @@ rule train_bundle:
     resources:
         gpu=int(config.get("gpu", 1)),
         attempt=lambda wildcards, attempt: attempt,
+        # A retry that would end with the same error does so in silence.
         repeats=lambda wildcards, attempt: int(
             attempt > 1 and will_fail_again(f"results/{wildcards.expert}/logs/train_bundle.log")
         ),
         # Resources, not params: a different value does not make a finished outcome again.
         place=lambda wildcards: f"{config.get('place', 'remote')}/{wildcards.expert}",
         guard=lambda wildcards: guard_command(OPTIONS, wildcards.expert),
+        allow=" ".join(f"--{key.replace('_', '-')}" for key in ALLOWED),
+    # Both scripts record the same attempt: opened, run and packed, or the error that ended it, with
+    # which open_bundle.py then ends the retries.
     shell:
-        "[ {resources.repeats} = 0 ] || exec 2> /dev/null; start=$(date +%s.%N); failed=; "
-        f'{{{{ {RECORDED} python "$EXPERTFLOW/open_bundle.py"'
-        " {input:q} --directory {resources.place:q} --replace"
-        f" {ALLOW}"
-        f" && {{{{ (cd {{resources.place:q}} && env -u SNAKEMAKE_PROFILE {ATTEMPT}"
-        " {resources.guard}"
+        "[ {resources.repeats} = 0 ] || exec 2> /dev/null; "
+        'start=$(date +%s.%N) log=$PWD/{log:q} code=0; exec 2> >(tee -i "$log" >&2); '
+        "EXPERTFLOW_START=$start EXPERTFLOW_LOG=$log EXPERTFLOW_ATTEMPT={resources.attempt}"
+        ' python "$EXPERTFLOW/open_bundle.py" {input:q}'
+        " --directory {resources.place:q} --replace {resources.allow}; "
+        "(cd {resources.place:q} && exec env -u SNAKEMAKE_PROFILE {resources.guard}"
         " snakemake results/{wildcards.expert:q}/report.json"
         ' -s "$EXPERTFLOW/../../Snakefile" --workflow-profile "$EXPERTFLOW/../../profiles/default"'
-        " --cores {threads} --resources gpu={resources.gpu}) || failed=--failed; }}"
-        f' && {RECORDED} python "$EXPERTFLOW/make_outcome.py"'
-        " {wildcards.expert:q} --directory {resources.place:q} --output {output:q} $failed; }}"
-        " 2> >(tee -i {log:q} >&2)"
+        " --cores {threads} --resources gpu={resources.gpu}) || code=$?; "
+        'EXPERTFLOW_START=$start EXPERTFLOW_LOG=$log python "$EXPERTFLOW/make_outcome.py"'
+        " {wildcards.expert:q} --directory {resources.place:q} --output {output:q} --code $code"

@@ -17,12 +17,13 @@ def main() -> None:
     parser.add_argument("expert")
     parser.add_argument("--directory", type=Path, default=Path(), help="where Snakemake ran")
     parser.add_argument("--output", type=Path, required=True, help="outcome.tar to write")
-    parser.add_argument("--failed", action="store_true", help="exit with the error of its run")
+    parser.add_argument("--code", type=int, default=0, help="exit code of its run; packed if 0")
     args = parser.parse_args()
     if not args.directory.is_dir():
         raise ConfigError(f"{args.directory}: no such folder; pass the one where Snakemake ran")
-    if args.failed:
-        sys.exit(find_final_error(args.directory / "results" / args.expert / "logs") or 1)
+    if args.code:
+        logs = args.directory / "results" / args.expert / "logs"
+        sys.exit(find_final_error(logs) or args.code)
     output = args.output.absolute()
     os.chdir(args.directory)
     write_bundle(output, *pack_outcome(args.expert))
