@@ -173,7 +173,9 @@ def test_copied_results_are_adopted_and_verified(space: Workspace, tmp_path: Pat
     done = clone.script("verify_results")
     assert done.returncode == 0 and done.stdout.endswith(": intact\n")
     edit_packing(clone)
-    made_otherwise = "results/tiny/packing.json: made by other code\n"
+    made_otherwise = (
+        "records made by other code: 1, first results/tiny/packing.json; a dry run lists"
+    )
     assert made_otherwise in clone.script("verify_results").stdout
     plan = clone.root / "results/tiny/plan.json"
     plan.write_text(plan.read_text() + " ")

@@ -7,7 +7,7 @@ Works on copied results without Snakemake's own records. Exits with 1 if there a
 import sys
 from pathlib import Path
 
-from expertflow.config.damage import find_problems, list_made_by_other_code
+from expertflow.config.damage import describe_other_code, find_problems
 from expertflow.core import cli
 
 
@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="folder with results/")
     cli.stop_with_reader()
     problems, summary = find_problems(parser.parse_args().folder)
-    for line in (*list_made_by_other_code(), *problems, summary):
+    for line in (*describe_other_code(), *problems, summary):
         print(line)
     sys.exit(bool(problems))
 

@@ -94,15 +94,16 @@ def find_problems(folder: Path) -> tuple[list[Problem], str]:
     return problems, f"{len(checks)} files read, {gb(n_bytes, 3)}: {', '.join(counts) or 'intact'}"
 
 
-def list_made_by_other_code() -> list[str]:
-    """Return a line for each record that another version of the code made."""
-    lines = []
+def describe_other_code() -> list[str]:
+    """Return one line on the records that another version of the code made, if there are any."""
+    found = []
     for path in sorted(Path("results").rglob(SIDECARS)):
         with suppress(DataError, OSError):
             made = read_record(Sidecar, path)
             if made.rule in STAGES and made.code != rule_digest(made.rule):
-                lines.append(f"{record_of(path)}: made by other code")
-    return lines
+                found.append(record_of(path))
+    fix = "a dry run lists what a run would make again"
+    return [f"records made by other code: {len(found)}, first {found[0]}; {fix}"] if found else []
 
 
 def list_checks() -> list[Check]:
