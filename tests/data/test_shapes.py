@@ -114,6 +114,8 @@ CALLED = {"from": "function_call", "value": CALL}
              {"role": "assistant", "content": "b"}],
             {}, (turn("system", "be kind"), turn("user", "ab"), ANSWERED),
         ),
+        # As a cell of a table.
+        (f" {json.dumps([USER, ANSWER])}", {}, (ASKED, ANSWERED)),
         (
             [{"from": name, "value": value} for name, value in SHAREGPT.items()],
             {}, (ASKED, turn("assistant", tool_calls=(ToolCall(name="f", arguments={"x": 1}),)),
@@ -185,6 +187,8 @@ def calling(calls: Any) -> list[dict[str, Any]]:
     ("turns", "reason"),
     [
         ("text", "no_messages"),
+        (str([USER, ANSWER]), "no_messages"),
+        (r'[{"role": "assistant", "content": "\ud800"}]', "lone_surrogate"),
         ([], "no_messages"),
         (["text"], "turn_not_an_object"),
         ([{"role": "narrator", "content": "a"}], "unknown_role"),

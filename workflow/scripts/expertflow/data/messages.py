@@ -36,6 +36,10 @@ def read_turns(
     """
     name = str(source.messages)
     value = record.get(name)
+    # A table's cell may have the chat as JSON text.
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _json(value, name, "no_messages")
+        check_value(value, name)
     if not isinstance(value, list) or not value:
         raise Reject("no_messages", "expected a list of turns", field=name, value=value)
     read = [_turn(item, f"{name}.{i}", source, supervise_all) for i, item in enumerate(value)]
