@@ -239,6 +239,7 @@ WRONG = [
     ("a.jsonl.gz", gzipped(gzipped(b"{}")), "compressed twice"),
     ("a.jsonl", b'[{"a": 1},\n{"a": 2}]\n', "is a JSON array, .* rename it to a.json"),
     ("a.jsonl", b'[\n  {"a": 1}\n]', "is a JSON array"),
+    ("a.jsonl", b'[{"a": "b"\n},\n{"a": "c"\n}]', "is a JSON array"),
     ("a.jsonl.gz", gzipped(b'{\n "a": 1\n}\n'), "pretty-printed JSON, .* rename it to a.json.gz"),
     ("a.jsonl", '{"a": 1}'.encode("utf-16"), "is UTF-16 .*iconv -f UTF-16 -t UTF-8"),
     ("a.csv", "a,b".encode("utf-16-le"), "is UTF-16"),

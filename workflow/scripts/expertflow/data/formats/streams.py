@@ -122,7 +122,7 @@ def _check_is_lines(path: Path, head: bytes) -> None:
     first, rest = first.rstrip(), rest.lstrip()
     goes_on = first.endswith((b"[", b"{", b",")) or rest.startswith(b",")
     is_array = first.startswith(b"[") and (
-        goes_on and not rest.startswith(b"[") if rest else b"{" in first or goes_on
+        not rest.startswith(b"[") if goes_on else b"{" in first and rest[:1] not in (b"[", b"{")
     )
     is_indented = first.startswith(b"{") and goes_on and rest.startswith((b'"', b"}"))
     if is_array or is_indented:
