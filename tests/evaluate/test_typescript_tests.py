@@ -108,7 +108,7 @@ def test_without_the_tools_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(typescript_tests, cached.__name__, cached.__wrapped__)
     monkeypatch.setattr(typescript_tests.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "was not found (None" in str(typescript_tests.sandbox_problem())
+    assert "was not found (no node on PATH); install" in str(typescript_tests.sandbox_problem())
     with pytest.raises(EvaluationError, match="was not found"):
         _kinds("  return 4; };")
 

@@ -119,9 +119,9 @@ def find_node() -> NodeRuntime:
     numbers = re.match(r"v(\d+)\.(\d+)\.(\d+)", text)
     if found is None or numbers is None or tuple(map(int, numbers.groups())) < OLDEST_NODE:
         oldest = ".".join(map(str, OLDEST_NODE))
+        seen = "no node on PATH" if found is None else f"{found} prints {text!r:.60}"
         raise EvaluationError(
-            f"Node {oldest} or newer, which strips types, was not found ({found} {text!r:.60});"
-            f" {_INSTALL}"
+            f"Node {oldest} or newer, which strips types, was not found ({seen}); {_INSTALL}"
         )
     return NodeRuntime(Path(found), text.removeprefix("v"))
 
