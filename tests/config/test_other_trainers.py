@@ -97,6 +97,11 @@ def test_an_unsupported_recipe_gets_a_line(tmp_path: Path) -> None:
         "- 1": "contains no settings",
         "stage: dpo": "training by dpo is not supported",
         "rl: kto": "training by kto is not supported",
+        "datasets: 5": r"x\.yaml: key 'datasets' is 5: it must be of type string or array",
+        "datasets: [3]": "'datasets.0' is 3: it must be",
+        "dataset: {datasets: [{type: 5}]}": r"'dataset\.datasets\.0\.type' is 5",
+        "base_model: [m]": r"'base_model' is \['m'\]: it must be of type string",
+        "base_models: [m]": "names no model",
     }.items():
         with pytest.raises(ConfigError, match=problem):
             translate_text(tmp_path, text)
@@ -133,9 +138,11 @@ def test_named_modules_are_adapted_however_they_are_written(
     assert training_of(tmp_path, text, name)["lora"]["targets"] == ["q_proj", "v_proj"]
 
 
-def test_a_pattern_of_modules_is_reported(tmp_path: Path) -> None:
-    result = translate_text(tmp_path, "model_name: m\nuse_peft: true\ntarget_modules: .*[qv]_proj$")
-    assert "patterns are" in result.explained["target_modules"]
+@pytest.mark.parametrize("modules", [".*[qv]_proj$", "7"])
+def test_modules_without_names_are_reported(tmp_path: Path, modules: str) -> None:
+    result = translate_text(tmp_path, f"model_name: m\nuse_peft: true\ntarget_modules: {modules}")
+    why = f"{modules} is not supported; list the modules, without patterns"
+    assert result.explained["target_modules"] == why
 
 
 def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:

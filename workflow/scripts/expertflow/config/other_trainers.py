@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -13,6 +12,7 @@ from msgspec import Struct
 from expertflow.config.other_defaults import complete_training, explain_defaults, explain_rows
 from expertflow.config.other_sources import linux_path, list_sources
 from expertflow.config.read_yaml import Settings, read_yaml
+from expertflow.config.validate import check, read_table
 from expertflow.core.errors import ConfigError
 from expertflow.core.settings import json_schema, list_settings, name_of
 from expertflow.core.strict_json import iter_values
@@ -58,20 +58,13 @@ class Translation(NamedTuple):
     notes: list[str]
 
 
-@cache
-def read_table() -> Settings:
-    table: Settings = read_yaml(Path(__file__).with_suffix(".yaml"))
-    for part in ("ours", "why"):
-        table[part] = {key: value for value, keys in table[part].items() for key in keys}
-    return table
-
-
 def translate(path: Path) -> Translation:
-    """Translate a file; ConfigError if its method is not supported, or it has no settings."""
+    """Translate a file; ConfigError if it has no settings, or cannot be read or supported."""
     settings = read_flags(path) if path.suffix in FLAG_FILES else read_yaml(path)
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: contains no settings; use a trainer's YAML or JSON file")
     found = _flatten(settings)
+    check(found, read_table()["shapes"], where=str(path))
     _refuse_other_methods(found, path)
     result = Translation({}, [], {}, [], [])
     for key, value in found.items():
@@ -163,14 +156,10 @@ def write_manifest(result: Translation) -> str:
 
 def _flatten(settings: Settings) -> Settings:
     """Return all keys with their values, nested ones by dotted names, without grouping sections."""
-    if isinstance(settings.get("base_models"), list):
+    match settings:
         # A's manifests describe an expert; only these parts are settings of its training.
-        [base, *_] = settings["base_models"]
-        settings = {
-            "model": base["name"],
-            **settings.get("training", {}).get("config", {}),
-            "dataset": settings.get("training", {}).get("dataset"),
-        }
+        case {"base_models": [{"name": model}, *_], "training": {"config": dict(config), **others}}:
+            settings = {"model": model, **config, "dataset": others.get("dataset")}
     section = settings.get("model")
     if isinstance(section, dict) and "name" in section:
         model = section.get("pretrained_model") or section["name"]
@@ -301,11 +290,12 @@ def _value(key: str, value: Any, target: str) -> Any:
         names = _split_names(value)
         if value is True or names in (["all"], ["all-linear"]):
             return [ALL_LINEAR]
-        if not all(re.fullmatch(r"[\w.-]+", one) for one in names):
-            raise Unusable("patterns are not supported; list the modules")
+        if value and not (names and all(re.fullmatch(r"[\w.-]+", one) for one in names)):
+            raise Unusable(f"{value} is not supported; list the modules, without patterns")
         return names or None
     if name == name_of(LoraSpec.modules_to_save):
-        if not set(names := _split_names(value)) <= {*get_args(Whole)}:
+        names = _split_names(value)
+        if (value and not names) or not set(names) <= {*get_args(Whole)}:
             raise Unusable(f"known: {', '.join(get_args(Whole))}")
         return names
     if name == name_of(TrainingSection.packing):

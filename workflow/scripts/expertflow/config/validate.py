@@ -14,8 +14,7 @@ from typing import Any, cast
 import jsonschema
 from jsonschema.exceptions import ValidationError
 
-from expertflow.config.other_trainers import read_table
-from expertflow.config.read_yaml import SUFFIXES, read_yaml, suggest_name
+from expertflow.config.read_yaml import SUFFIXES, Settings, read_yaml, suggest_name
 from expertflow.core.errors import ConfigError, raise_faults
 from expertflow.core.settings import JsonSchema, json_schema, name_of
 from expertflow.data.sources.registry import declare_kinds
@@ -29,6 +28,15 @@ BASEDIR = Path(__file__).parents[4]
 FOLDERS = (Path("config"), BASEDIR / "config")
 WORDS = {"true": True, "false": False, "null": None}
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+@cache
+def read_table() -> Settings:
+    """Map the keys of other trainers to ours (``ours``), or to a reason against them (``why``)."""
+    table: Settings = read_yaml(Path(__file__).with_name("other_trainers.yaml"))
+    for part in ("ours", "why"):
+        table[part] = {key: value for value, keys in table[part].items() for key in keys}
+    return table
 
 
 def former_names() -> dict[str, str]:
