@@ -11,7 +11,7 @@ import pytest
 from made_up_model import tiny_qwen3
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate import lm_eval_hook
+from expertflow.evaluate import lm_eval_hook, lm_eval_tasks
 from expertflow.evaluate.lm_eval_hook import pair_scores, read_figures
 from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
@@ -56,7 +56,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         "lm_eval.evaluator": {"simple_evaluate": simple_evaluate},
         "lm_eval.models": {},
         "lm_eval.models.huggingface": {"HFLM": lambda **k: SimpleNamespace(**k)},
-        "lm_eval.tasks": {"TaskManager": lambda **k: SimpleNamespace(**k)},
+        "lm_eval.tasks": {
+            "TaskManager": lambda **k: SimpleNamespace(**k, all_tasks=["one", "lost"])
+        },
     }
     for name, names in content.items():
         module = ModuleType(name)
@@ -98,6 +100,7 @@ def test_a_task_may_be_a_file(calls: list[dict[str, Any]], tokenizer: Path, tmp_
     for task, match in (
         (str(tmp_path / "none.yaml"), "no such file"),
         (str(tmp_path / "two.yaml"), "has no line 'task: two'; rename"),
+        ("nine", "lm_eval.tasks: nine: no such task; `lm_eval ls tasks`"),
         ("lost", r"lm_eval\.tasks lost: Couldn't reach the Hub; use"),
     ):
         with pytest.raises(EvaluationError, match=match):
@@ -123,7 +126,7 @@ def test_results_are_read_by_task_and_metric() -> None:
 
 def test_a_missing_package_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert lm_eval_hook.unavailable_reason() == (
+    assert lm_eval_tasks.unavailable_reason() == (
         "lm_eval is not installed; see envs/requirements-lm-eval.lock"
     )
 

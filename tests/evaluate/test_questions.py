@@ -16,7 +16,7 @@ from expertflow.data.documents import Document
 from expertflow.data.layout import chatml_layout
 from expertflow.data.records import Body, Layout
 from expertflow.data.render import Renderer
-from expertflow.evaluate import questions
+from expertflow.evaluate import lm_eval_tasks, questions
 from expertflow.evaluate.leakage import key_by_seed
 from expertflow.evaluate.questions import (
     EvalExample,
@@ -26,7 +26,7 @@ from expertflow.evaluate.questions import (
     find_unusable,
     make_examples,
 )
-from expertflow.evaluate.records import Decoding, Example, Judgment
+from expertflow.evaluate.records import Decoding, Example, Judgment, LmEvalSpec
 from expertflow.evaluate.tasks.multiple_choice import MultipleChoice
 from expertflow.tokens.ragged import Ragged
 from expertflow.tokens.tokenize import tokenize
@@ -217,6 +217,7 @@ def test_references_are_checked_before_training(
 
     def checked(n_bad: int, **settings: Any) -> Any:
         documents = [document(i, f"q{i}", "-" if i < n_bad else "#### 7") for i in range(20)]
+        documents += [document(i, f"q{i}", "-", held_out=False) for i in range(20, 25)]
         shard, keep = write_documents(tmp_path, documents)
         asked = spec(max_examples=20, **settings)
         return check_references(
@@ -230,6 +231,14 @@ def test_references_are_checked_before_training(
     assert "correct them" in warning and warning.endswith("or use the task exact_match")
     with pytest.raises(EvaluationError, match=r"^10 of 10 references cannot be judged"):
         checked(20, task="final_answer")
+    # So are those of documents trained on, and the names of lm-eval tasks.
+    with pytest.raises(EvaluationError, match=r"^5 of 5 references .* The first: document s/2"):
+        checked(0, task="final_answer", n_recall_examples=9)
+    with pytest.raises(EvaluationError, match=r"lm_eval\.tasks: x\.yaml: no such file"):
+        checked(0, lm_eval=LmEvalSpec(tasks=("x.yaml",), n_shots=0, limit=None))
+    monkeypatch.setattr(lm_eval_tasks, "unavailable_reason", lambda: "it is not installed")
+    checked(0, lm_eval=LmEvalSpec(tasks=("one",), n_shots=0, limit=None))
+    assert caplog.messages[-1] == "e: evaluation.lm_eval: it is not installed"
     # Another machine may have what is missing here.
     found = checked(0, task="typescript_tests")
     assert found["n_questions"] == 0 and found["unavailable_reason"]

@@ -19,7 +19,7 @@ from expertflow.core.errors import EvaluationError
 from expertflow.core.records import Record
 from expertflow.data.documents import Document, iter_kept, make_ids_unique
 from expertflow.data.records import Layout, ShardRecord
-from expertflow.evaluate import generate, lm_eval_hook
+from expertflow.evaluate import generate, lm_eval_hook, lm_eval_tasks
 from expertflow.evaluate.choose_checkpoint import (
     check_weights,
     choose_best,
@@ -34,14 +34,7 @@ from expertflow.evaluate.likelihood import (
     document_losses,
     log_likelihoods,
 )
-from expertflow.evaluate.questions import (
-    QUESTION,
-    EvalExample,
-    Questions,
-    choose_questions,
-    choose_recall,
-    reword,
-)
+from expertflow.evaluate.questions import EvalExample, Questions, choose_questions, iter_recall
 from expertflow.evaluate.records import (
     GenerationRecord,
     GenerationSpec,
@@ -139,7 +132,7 @@ class ModelEvaluator:
         if (why := self.unavailable_reason) is not None:
             log.warning("%s: nothing is generated: %s", inputs.plan.expert, why)
             self.task = None
-        self.why_no_harness = lm_eval_hook.unavailable_reason()
+        self.why_no_harness = lm_eval_tasks.unavailable_reason()
         if self.spec.lm_eval is None:
             self.why_no_harness = "evaluation.lm_eval is not set"
         elif self.why_no_harness is not None:
@@ -155,15 +148,11 @@ class ModelEvaluator:
         return choose_questions(documents, spec, self.task, engine=engine, layout=layout)
 
     def choose_trained(self) -> Iterator[tuple[str, list[EvalExample]]]:
-        """Yield each wording with its questions about trained documents."""
-        spec = self.spec
-        if self.task is None or not spec.n_recall_examples:
-            return
-        changes = {"max_examples": spec.n_recall_examples, "n_selection_examples": 0}
-        documents = choose_recall(self._inputs.shards, self._inputs.keep, spec)
-        for wording in (QUESTION,) if spec.rephrase is None else (QUESTION, spec.rephrase):
-            reworded = [reword(document, wording) for document in documents]
-            yield wording, self.choose_questions(reworded, **changes).reported
+        if self.task is not None:
+            stored, codec = (self._inputs.shards, self._inputs.keep), self.codec
+            yield from iter_recall(
+                *stored, self.spec, self.task, engine=codec.engine, layout=codec.layout
+            )
 
     def choose_checkpoint(self, selection: list[EvalExample]) -> Published:
         training, plan = self._inputs.training, self._inputs.plan

@@ -5,10 +5,8 @@ must be in the cache of ``datasets`` or in files that its YAML names.
 """
 
 import importlib
-import importlib.util
 import logging
 import math
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,13 +15,13 @@ from typing import Any
 from expertflow.core.errors import EvaluationError
 from expertflow.evaluate.generate import end_ids, generation_mode, shrink_batches
 from expertflow.evaluate.isolation.rows import one_line
+from expertflow.evaluate.lm_eval_tasks import find_tasks
 from expertflow.evaluate.records import LmEvalScore, LmEvalSpec
 from expertflow.train.model.packed import causal_lm
 
 log = logging.getLogger(__name__)
 # For metrics without a formula for their standard error.
 N_BOOTSTRAP = 1000
-YAML = (".yaml", ".yml")
 # The harness sums log-probabilities in the type of the logits. In bf16 a text of 5,000 nats would
 # be exact to 32, and similar options would tie; the first one wins a tie.
 SOFTMAX_DTYPE = "float32"
@@ -36,12 +34,6 @@ SWITCHES = {
 
 # Score and standard error by task and metric.
 Figures = dict[tuple[str, str], tuple[float | None, float | None]]
-
-
-def unavailable_reason() -> str | None:
-    if importlib.util.find_spec("lm_eval") is None:
-        return "lm_eval is not installed; see envs/requirements-lm-eval.lock"
-    return None
 
 
 def pair_scores(before: Figures, after: Figures) -> list[LmEvalScore]:
@@ -67,7 +59,7 @@ def run_tasks(model: Any, spec: LmEvalSpec, *, tokenizer: Path, batch_size: int)
     with _offline():
         evaluator: Any = importlib.import_module("lm_eval.evaluator")
         models: Any = importlib.import_module("lm_eval.models.huggingface")
-        manager, names = _tasks(spec)
+        manager, names = find_tasks(spec)
         words = AutoTokenizer.from_pretrained(
             tokenizer, local_files_only=True, trust_remote_code=False
         )
@@ -120,26 +112,6 @@ def read_figures(results: dict[str, dict[str, object]], names: list[str]) -> Fig
 
 def _known(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
-    tasks: Any = importlib.import_module("lm_eval.tasks")
-    files = [Path(task) for task in spec.tasks if task.endswith(YAML)]
-    if missing := [file for file in files if not file.is_file()]:
-        raise EvaluationError(f"evaluation.lm_eval.tasks: {missing[0]}: no such file")
-    for file in files:
-        # A task's YAML may have custom tags, so it is not parsed.
-        named = rf"""^(task|group):\s*["']?{re.escape(file.stem)}["']?\s*(#|$)"""
-        if not re.search(named, file.read_text("utf-8"), re.MULTILINE):
-            raise EvaluationError(
-                f"evaluation.lm_eval.tasks: {file}: has no line 'task: {file.stem}'; rename the"
-                " file or the task"
-            )
-    folders = list(dict.fromkeys(str(file.parent) for file in files))
-    # Indexing the bundled tasks takes seconds, which tasks in files do not need.
-    by_name = len(files) < len(spec.tasks)
-    manager = tasks.TaskManager(include_path=folders or None, include_defaults=by_name)
-    return manager, [Path(task).stem if task.endswith(YAML) else task for task in spec.tasks]
 
 
 @contextmanager

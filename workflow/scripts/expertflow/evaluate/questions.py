@@ -17,6 +17,7 @@ from expertflow.data.records import Layout, Segment, ShardRecord
 from expertflow.data.reject import Reject
 from expertflow.data.render import Renderer, join_question, render_answer, split_question
 from expertflow.data.shapes import last_answer
+from expertflow.evaluate import lm_eval_tasks
 from expertflow.evaluate.answer_text import without_thoughts
 from expertflow.evaluate.choose_checkpoint import n_to_report
 from expertflow.evaluate.leakage import key_by_seed
@@ -74,8 +75,8 @@ def check_references(
 ) -> dict[str, object]:
     """Choose questions as ``generate_answers`` will, before training is paid for.
 
-    Raises EvaluationError as it would. That the task is unavailable here is only a warning, since
-    another machine may score it.
+    Raises EvaluationError as it would, also for lm-eval tasks as far as they can be found here.
+    That the task is unavailable here is only a warning, since another machine may score it.
     """
     task, questions = make_task(spec), Questions([], [], [])
     reason = None if task is None else task.unavailable_reason()
@@ -85,6 +86,10 @@ def check_references(
         held_out = make_ids_unique(iter_kept(shards, keep, held_out=True))
         engine, layout = Engine(Path(tokenizer.path)), tokenizer.layout
         questions = choose_questions(held_out, spec, task, engine=engine, layout=layout)
+        # The first wording only: others have the same references.
+        next(iter_recall(shards, keep, spec, task, engine=engine, layout=layout), None)
+    if spec.lm_eval is not None and lm_eval_tasks.find_tasks(spec.lm_eval)[0] is None:
+        log.warning("%s: evaluation.lm_eval: %s", expert, lm_eval_tasks.unavailable_reason())
     n = len(questions.reported) + len(questions.selection)
     found = {"n_questions": n, "unusable": questions.unusable, "unavailable_reason": reason}
     return {"expert": expert, **found}
@@ -156,6 +161,26 @@ def choose_recall(shards: list[ShardRecord], keep: Path, spec: GenerationSpec) -
     documents = iter_kept(shards, keep, held_out=False)
     chosen = heapq.nsmallest(spec.n_recall_examples, documents, key=key_by_seed(spec.seed))
     return make_ids_unique(chosen)
+
+
+def iter_recall(
+    shards: list[ShardRecord],
+    keep: Path,
+    spec: GenerationSpec,
+    task: ScoringTask,
+    *,
+    engine: Engine,
+    layout: Layout,
+) -> Iterator[tuple[str, list[EvalExample]]]:
+    """Yield each wording with its questions about trained documents."""
+    if not spec.n_recall_examples:
+        return
+    documents = choose_recall(shards, keep, spec)
+    changed = replace(spec, max_examples=spec.n_recall_examples, n_selection_examples=0)
+    for wording in (QUESTION,) if spec.rephrase is None else (QUESTION, spec.rephrase):
+        reworded = [reword(document, wording) for document in documents]
+        found = choose_questions(reworded, changed, task, engine=engine, layout=layout)
+        yield wording, found.reported
 
 
 def reword(document: Document, wording: str) -> Document:
