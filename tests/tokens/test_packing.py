@@ -81,6 +81,19 @@ def test_concat_fills_every_row_but_the_last(sizes: np.ndarray, row_length: int)
     assert pieces.n_split == len({document for document, start, _ in as_tuples(pieces) if start})
 
 
+def test_rows_without_targets_are_dropped() -> None:
+    """Only the third row of 4 has one: the end of the first document, whose last token is learned.
+
+    The last row has the last token of the second document, without the tokens before it.
+    """
+    pieces, rows = packing.concat_pieces(np.array([10, 3], np.int32), row_length=4)
+    assert rows.tolist() == [[0], [1], [2, 3], [4]]
+    spans = Ragged.from_lists([[9, 10], [1, 3]])
+    pieces, rows = packing.drop_untrained(pieces, rows, spans)
+    assert (as_tuples(pieces), rows.tolist()) == ([(0, 8, 2), (1, 0, 2)], [[0, 1]])
+    assert pieces.n_tokens_dropped == 9
+
+
 def test_pieces_of_equal_length_keep_their_order() -> None:
     # So many that numpy's other sort does not keep it.
     rows = packing.best_fit_decreasing(np.full(1_000, 5), row_length=10)

@@ -175,14 +175,16 @@ def plan_rows(
 ) -> tuple[packing.Pieces, Ragged]:
     lengths = documents.length
     if spec.packing == "concat":
-        return packing.concat_pieces(lengths, row_length=length)
-    pieces = packing.cut_documents(lengths, row_length=length, overflow=spec.overflow)
+        pieces, rows = packing.concat_pieces(lengths, row_length=length)
+    else:
+        pieces = packing.cut_documents(lengths, row_length=length, overflow=spec.overflow)
+        n = len(pieces.length)
+        rows = Ragged(np.arange(n, dtype=np.int32), np.arange(n + 1))
     if is_trained:
-        pieces = packing.drop_untrained(pieces, documents.spans)
+        pieces, rows = packing.drop_untrained(pieces, rows, documents.spans)
     if spec.packing == "bfd":
-        return pieces, packing.best_fit_decreasing(pieces.length, row_length=length)
-    n = len(pieces.length)
-    return pieces, Ragged(np.arange(n, dtype=np.int32), np.arange(n + 1))
+        rows = packing.best_fit_decreasing(pieces.length, row_length=length)
+    return pieces, rows
 
 
 def _histogram(lengths: NDArray[np.int32]) -> records.LengthHistogram:

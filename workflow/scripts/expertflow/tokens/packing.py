@@ -75,10 +75,11 @@ def cut_documents(lengths: NDArray[np.integer], *, row_length: int, overflow: st
     return Pieces(document, np.zeros(len(document), np.int32), short, **lost)
 
 
-def drop_untrained(pieces: Pieces, spans: Ragged) -> Pieces:
-    """Drop pieces without targets, given each document's supervised ``spans``.
+def drop_untrained(pieces: Pieces, rows: Ragged, spans: Ragged) -> tuple[Pieces, Ragged]:
+    """Drop rows without targets, given each document's supervised ``spans``.
 
-    A row of them, such as the start of a long question, costs a training step and teaches nothing.
+    Such as the start of a long question, they cost a training step and teach nothing. ``rows`` has
+    the pieces in order.
     """
     spans_of_pieces = clip_spans(
         spans.take(pieces.document),
@@ -87,14 +88,18 @@ def drop_untrained(pieces: Pieces, spans: Ragged) -> Pieces:
         np.zeros(len(pieces.length), np.int64),
     )
     alone = Ragged(pieces.length, np.arange(len(pieces.length) + 1))
-    trained = count_targets(alone, spans_of_pieces) > 0
-    return replace(
+    n_targets = count_targets(alone, spans_of_pieces).astype(np.int32)
+    is_kept = Ragged(n_targets, rows.offsets).sum_lists() > 0
+    trained = np.repeat(is_kept, rows.lengths)
+    kept = replace(
         pieces,
         document=pieces.document[trained],
         start=pieces.start[trained],
         length=pieces.length[trained],
         n_tokens_dropped=pieces.n_tokens_dropped + int(pieces.length[~trained].sum()),
     )
+    order = np.arange(len(kept.length), dtype=np.int32)
+    return kept, Ragged(order, offsets_of(rows.lengths[is_kept]))
 
 
 def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Ragged:

@@ -55,10 +55,9 @@ def find_left_out_records(report: Report) -> Findings:
 def find_cut_tokens(report: Report) -> Findings:
     data, share = report.data, report.data.truncated_fraction
     if share and share > CUT_LIMIT:
-        # Of split documents, only the pieces without targets are left out.
-        split = (
-            "" if data.overflow == "split" else "set overflow: split to train on all pieces, or "
-        )
+        # Otherwise only rows without targets are left out.
+        is_cut = data.overflow in ("truncate", "drop")
+        split = "set overflow: split to train on all pieces, or " if is_cut else ""
         yield make_finding(
             "tokens-cut",
             evidence=f"{percent(share)} of the tokens were not trained on, because their documents"
