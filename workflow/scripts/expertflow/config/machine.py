@@ -19,8 +19,10 @@ from expertflow.data import cache
 from expertflow.hardware import probe
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan import switches
+from expertflow.plan.cost import check_predictable, price_of_plan
 from expertflow.plan.records import CostPlan
 from expertflow.plan.settings import TrainingSection
+from expertflow.plan.step_time import card_speed
 
 TRAINS = ("calibrate_expert", "tune_expert", "ablate_variant", "train_expert")
 # Without a calibration, the plan's upper end leaves out start-up, saves and evaluations, and a job
@@ -63,6 +65,14 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
     # Both raise: varlen on a CPU, shards of 4-bit weights.
     switches.choose_attention(spec, gpu)
     switches.choose_parallel(spec)
+    if rule == "plan_training":
+        precision, _ = switches.choose_precision(spec, gpu)
+        speed = card_speed(gpu, precision, use_tf32=spec.use_tf32)
+        check_predictable(
+            spec,
+            has_hours=expert.config["calibrate"] or not isinstance(speed, str),
+            has_price=price_of_plan(spec, gpu).usd_per_hour is not None,
+        )
     # Packages and cards of this machine say nothing about the one that trains.
     if elsewhere or rule not in TRAINS:
         return
