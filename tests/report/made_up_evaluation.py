@@ -22,13 +22,13 @@ REFERENCE = (
 RIGHT = e.EvaluationSample(
     document_id="d1" * 8, prompt=PROMPT, reference=REFERENCE,
     before="SELECT * FROM orders orders orders", after=REFERENCE,
-    kind_before="syntax_error", kind_after="correct", reference_loss=0.02,
+    kind_before="syntax_error", kind_after="correct",
 )  # fmt: skip
 WRONG = e.EvaluationSample(
     document_id="d2" * 8, prompt=PROMPT.replace("highest first", "lowest first"),
     reference=REFERENCE.replace("DESC", "ASC"), before="The table has four columns.",
     after=REFERENCE, kind_before="syntax_error", kind_after="wrong_result",
-    detail_after="row 1 is ('Ada', 310.0), not ('Cy', 12.5)", reference_loss=0.41,
+    detail_after="row 1 is ('Ada', 310.0), not ('Cy', 12.5)",
 )  # fmt: skip
 DESCRIPTIONS = {
     "constant": "gives the most common answer; from 4,000 training documents",

@@ -275,7 +275,7 @@ def make_training() -> t.TrainingRecord:
         peak_memory_allocated_bytes=58_900_000_000, peak_memory_reserved_bytes=61_500_000_000,
         peak_host_rss_bytes=9_800_000_000, measured_peak_flops_per_s=None,
         packing_sha256=sha256_json(["5e" * 32, "5f" * 32]), weights_sha256="8b" * 32,
-        steps_path="results/expert-sql/steps.jsonl", gpu_path="results/expert-sql/gpu.jsonl",
+        steps_path="results/expert-sql/steps.jsonl",
         versions={"torch": "2.9.1+cu128", "transformers": "5.23.0", "peft": "0.18.0"},
         unavailable=dict.fromkeys(
             ("time.h2d_s", "time.forward_s", "time.backward_s", "time.optimizer_s",

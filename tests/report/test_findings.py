@@ -150,7 +150,7 @@ LOST_CASES = [
 
 def _change(report: Report, changes: Changes) -> Report:
     """Change a report; the mean of a reading sets all its statistics."""
-    full, stats = dict(changes), dict.fromkeys(("min", "max", "p5", "p95"), 1.0)
+    full, stats = dict(changes), dict.fromkeys(("min", "max", "p95"), 1.0)
     for path in {TENSOR, SM, KERNEL, POWER} & set(changes):
         value = full.pop(path)
         whole = None if value is None else {**stats, "mean": value, "p50": value}

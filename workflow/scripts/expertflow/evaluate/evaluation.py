@@ -369,7 +369,6 @@ class ModelComparison:
             kind_before=self.before[i].kind,
             kind_after=self.after[i].kind,
             detail_after=self.after[i].detail,
-            reference_loss=after.reference_losses[i],
         )
 
     def _no_answers(self) -> str:

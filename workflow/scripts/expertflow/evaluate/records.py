@@ -294,7 +294,7 @@ class GenerationRecord(Record, frozen=True, kw_only=True):
 
 
 class EvaluationSample(Record, frozen=True, kw_only=True):
-    """One question in the report; ``reference_loss`` is the expert's, in nats per token."""
+    """One question in the report."""
 
     document_id: str
     prompt: str
@@ -304,7 +304,6 @@ class EvaluationSample(Record, frozen=True, kw_only=True):
     kind_before: str
     kind_after: str
     detail_after: str = ""
-    reference_loss: float | None = None
 
 
 class EvaluationRecord(Record, frozen=True, kw_only=True):
@@ -314,7 +313,7 @@ class EvaluationRecord(Record, frozen=True, kw_only=True):
     differently. ``n_unusable_references`` questions were not asked because their references cannot
     be judged. ``changes`` compare after with before. ``tools`` are versions of scoring tools;
     ``unavailable`` says why a part is missing. ``samples`` alternate right and wrong
-    answers; ``worst`` are wrong ones, those right before first, then by ``reference_loss``.
+    answers; ``worst`` are wrong ones, those right before first, then by loss.
     """
 
     expert: str

@@ -27,7 +27,6 @@ class Stats(Record, frozen=True, kw_only=True):
     mean: float
     min: float
     max: float
-    p5: float
     p50: float
     p95: float
 

@@ -169,7 +169,6 @@ def compute_stats(samples: Sequence[GpuSample], field: str) -> Stats | None:
         mean=sum(value * seconds for value, seconds in known) / total_s,
         min=known[0][0],
         max=known[-1][0],
-        p5=at(0.05),
         p50=at(0.5),
         p95=at(0.95),
     )

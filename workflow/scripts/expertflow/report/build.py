@@ -157,7 +157,6 @@ def _data(inputs: ReportInputs) -> r.Data:
         rows,
         documents=documents.n_documents - n_refused,
         documents_train=documents.n_train - n_refused + packing.n_dropped_held_out,
-        documents_train_copies=rows.n_documents - rows.n_documents_dropped,
         documents_with_special_text=packing.n_special_text_documents,
         tokenizer_fallbacks=packing.engine_fallbacks,
         documents_held_out=documents.n_held_out - packing.n_dropped_held_out,
@@ -269,7 +268,6 @@ def _profile(inputs: ReportInputs) -> Measured[Profile]:
         trace=str(PurePath(inputs.training.steps_path).parent / "profile" / profile.trace),
         step_s=profile.wall_s / profile.n_steps,
         n_kernels=len(profile.kernels),
-        kernels_s=sum(kernel.total_s for kernel in profile.kernels),
         by_kind=sum_by_kind(profile),
         kernels=list_kernels(profile, N_KERNELS),
     )

@@ -20,7 +20,6 @@ LM_EVAL = {
         ("before_stderr", "after_stderr"), "the harness reports no standard error for this metric"
     ),
 }
-SAMPLE = {"reference_loss": "not measured for this question"}
 
 
 def build_evaluation(record: EvaluationRecord) -> r.Evaluation:
@@ -44,8 +43,6 @@ def build_evaluation(record: EvaluationRecord) -> r.Evaluation:
             fill(r.Recall, one, one.score, default=_why_unscored(one.score))
             for one in record.recall
         ),
-        samples=tuple(explain(sample, SAMPLE) for sample in record.samples),
-        worst=tuple(explain(sample, SAMPLE) for sample in record.worst),
         delta=_delta(record, no_metric),
     )
 

@@ -38,7 +38,6 @@ def build_training(inputs: ReportInputs) -> r.TrainingOutcome:
             "sampled_steps": derive.why_untold(training, "sampled_steps"),
         },
         planned_steps=inputs.plan.n_steps,
-        n_candidates=len(training.candidates),
         epoch_summaries=tuple(explain(epoch, no_loss) for epoch in training.epoch_summaries),
     )
 

@@ -164,24 +164,18 @@ def split_time(training: TrainingRecord) -> Time:
     split: Measured[str] = SAMPLED
     if training.device == "cpu":
         split = STAMPS if time.forward_s is not None else Missing(NO_PARTS)
-        idle: Measured[str] = Missing(reasons.get("time.gpu_idle_s", NOT_ON_CPU))
+        why["gpu_idle_s"] = reasons.get("time.gpu_idle_s", NOT_ON_CPU)
     elif sampled is None or span_s(sampled) <= 0:
-        idle = split = Missing(reasons.get("sampled_steps", "no step was timed on the device"))
-        why = dict.fromkeys(STEP_PARTS, split.reason)
+        split = Missing(reasons.get("sampled_steps", "no step was timed on the device"))
+        why = dict.fromkeys((*STEP_PARTS, "gpu_idle_s"), split.reason)
     # A later session or a retry may have repeated some steps.
     elif training.n_sessions > 1 or training.memory_retries:
-        time, idle = _by_shares(time, sampled), Missing(THROWN_AWAY)
+        time, why["gpu_idle_s"] = _by_shares(time, sampled), THROWN_AWAY
     else:
+        # Evaluation is assumed busy; gaps between kernels inside a step are not counted.
         busy_s = training.n_steps * span_s(sampled) + time.eval_s
         time = replace(_by_shares(time, sampled), gpu_idle_s=max(0.0, time.wall_s - busy_s))
-        idle = (
-            f"estimate: wall time minus evaluation (assumed busy) and {training.n_steps:,} steps of"
-            f" {span_s(sampled):.4g} s, the mean of {sampled.n_steps:,} sampled ones; gaps between"
-            " kernels inside a step are not counted"
-        )
-    if isinstance(idle, Missing):
-        why["gpu_idle_s"] = idle.reason
-    return fill(Time, time, why=why, split_source=split, gpu_idle_source=idle)
+    return fill(Time, time, why=why, split_source=split)
 
 
 def why_untold(training: TrainingRecord, name: str) -> str:

@@ -178,7 +178,7 @@ class KernelKind(Record, frozen=True, kw_only=True):
     n_calls: Annotated[Count, doc("Launches.")]
     total_s: Annotated[Amount, doc("Seconds in all profiled steps.")]
     # Sums of floats may come out a hair above one.
-    share_fraction: Annotated[float, Meta(ge=0, le=1.000001, description="Of kernels_s.")]
+    share_fraction: Annotated[float, Meta(ge=0, le=1.000001, description="Of all kernels.")]
 
 
 class SortedKernel(KernelKind, frozen=True, kw_only=True):
@@ -196,7 +196,6 @@ class Profile(Record, frozen=True, kw_only=True):
     wall_s: Annotated[Amount, doc("What these steps took while profiled.")]
     pause_s: Annotated[Amount, doc("Wait for the profiler to start and write.")]
     n_kernels: Annotated[Positive, doc("Kernels by name.")]
-    kernels_s: Annotated[Amount, doc("Seconds of all, without the calls they make.")]
     n_trace_bytes: Annotated[Count, doc("Size of the trace.")]
     step_s: Annotated[Amount, doc("Mean of a profiled step.")]
     by_kind: Annotated[

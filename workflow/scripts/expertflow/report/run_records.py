@@ -74,7 +74,6 @@ class Data(Record, frozen=True, kw_only=True):
     records: Annotated[Count, doc("Raw records in all sources.")]
     documents: Annotated[Count, doc("Records that became a document.")]
     documents_train: Annotated[Count, doc("Documents kept for training.")]
-    documents_train_copies: Annotated[Count, doc("Those, as often as an epoch sees them.")]
     documents_held_out: Annotated[Count, doc("Documents kept for evaluation.")]
     documents_with_special_text: Annotated[Count, doc("Those that name a special token.")]
     rejected_by_reason: Annotated[Counts, doc("Records that did not become a document.")]
@@ -143,7 +142,6 @@ class TrainingOutcome(Record, frozen=True, kw_only=True):
     planned_steps: Annotated[Count, doc("Optimizer steps planned.")]
     stopped_early_at_step: Annotated[Measured[int], doc("After evaluations without improvement.")]
     published_step: Annotated[Count, doc("Step whose weights are published.")]
-    n_candidates: Annotated[Count, doc("Checkpoints kept to choose from.")]
     epochs: Annotated[Amount, doc("Passes over the data done.")]
     sessions: Annotated[Count, doc("Processes; more than one if resumed.")]
     resumed_at_steps: Annotated[tuple[int, ...], doc("Where it was resumed.")]
@@ -161,7 +159,6 @@ class TrainingOutcome(Record, frozen=True, kw_only=True):
     epoch_summaries: Annotated[
         tuple[tr.EpochSummary, ...], Meta(min_length=1, description="One for each epoch started.")
     ]
-    series_path: Annotated[str, doc("One JSON record per step.", of="steps_path")]
 
 
 class Gpu(Record, frozen=True, kw_only=True):
@@ -200,7 +197,6 @@ class Hardware(Record, frozen=True, kw_only=True):
     collection_interval_effective_seconds: Annotated[Measured[Amount], doc("As measured.")]
     samples: Annotated[Count, doc("Readings taken.")]
     watched_s: Annotated[Measured[Amount], doc("Time span that was monitored.", of="wall_s")]
-    series_path: Annotated[str, doc("One JSON record per sample.", of="gpu_path")]
     device: Annotated[str, doc("Device that trained.")]
     n_gpus: Annotated[Count, doc("Cards that trained; 0 on a CPU.")]
     threads: Annotated[Positive, doc("CPU threads of the trainer.")]
@@ -258,7 +254,6 @@ class Time(tr.TimeSpent, frozen=True, kw_only=True):
         Measured[Literal["stamps", "sampled steps"]],
         doc("Host timestamps on a CPU; on a GPU, the shares in sampled steps."),
     ]
-    gpu_idle_source: Annotated[Measured[str], doc("How gpu_idle_s, an estimate, was calculated.")]
 
 
 class Throughput(Record, frozen=True, kw_only=True):

@@ -124,7 +124,6 @@ def run_job(job: TrainingJob) -> bool:
         on_the_fly=inputs.documents is not None,
         packing_sha256=sha256_json([packing.train.sha256, packing.held_out.sha256]),
         steps_path=str(job.output.with_name(STEPS_FILE)),
-        gpu_path=str(job.output.with_name(SAMPLES)),
     )
     write_record(job.output, record)
     return True

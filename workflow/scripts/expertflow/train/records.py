@@ -258,7 +258,6 @@ class TrainingRecord(RunSummary, frozen=True, kw_only=True):
     on_the_fly: bool
     packing_sha256: str
     steps_path: str
-    gpu_path: str
     versions: dict[str, str]
 
 
