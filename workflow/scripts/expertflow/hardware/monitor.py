@@ -24,8 +24,6 @@ from expertflow.core.records import from_json, read_record, write_record
 from expertflow.hardware.nvml import QUESTIONS, Device, Gpus, open_gpus
 from expertflow.hardware.records import GpuSample, MonitorRecord
 from expertflow.hardware.summary import (
-    FAST_S,
-    N_WANTED,
     Watcher,
     add_processes,
     describe_card,
@@ -40,7 +38,7 @@ LONGEST_NAP_S = 0.2
 NICE = 5
 # The goal: at least 20 readings per epoch, from one to ten per second. Readings come late on a busy
 # machine and epochs differ, so a fifth more are planned (judgment).
-SLOW_S, SPARE = 1.0, 1.2
+N_WANTED, FAST_S, SLOW_S, SPARE = 20, 0.1, 1.0, 1.2
 TAIL_BYTES = 1 << 14
 
 # The system's disk table is the most expensive thing to read; a little less than a second, so that
@@ -265,7 +263,6 @@ def monitor_machine(
         samples,
         card=card,
         configured_s=interval.configured_s,
-        epoch_s=interval.epoch_s,
         monitor_cpu_fraction=fraction,
     )
 

@@ -125,7 +125,6 @@ class MonitorRecord(Card, frozen=True, kw_only=True):
     energy_all_j: float | None = None
     power_all_w: Stats | None = None
     n_lost_readings: dict[str, int] = field(default_factory=dict)
-    epoch_s: float | None = None
 
 
 def name_processors(n_usable: int, model: str | None) -> str:

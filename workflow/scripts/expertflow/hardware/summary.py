@@ -25,15 +25,11 @@ CAUSES = {
     "board_limit": "board_limit",
     "reliability": "reliability",
 }
-# Readings wanted per epoch, and the shortest interval.
-N_WANTED, FAST_S = 20, 0.1
 NO_SAMPLES, TOO_FEW = "no samples were taken", "too few samples for a difference"
 # Thresholds of remarks; those without a source are judgments. Fewer readings show nothing.
 ENOUGH_SAMPLES = 10
 # Source systems' bar for utilization; here it only means that the card was often idle.
 OFTEN_IDLE_PERCENT = 60.0
-BUSY_PERCENT, LOW_POWER_FRACTION = 90.0, 0.6
-TENSOR_PERCENT, SM_PERCENT = 25.0, 80.0
 FULL_FRACTION = 0.95
 THROTTLED_FRACTION = 0.01
 NEAR_LIMIT_C = 3.0
@@ -52,8 +48,6 @@ UNSAID = {
     "energy_all_j": "a card does not count its energy",
     "power_all_w": "a card does not report its power",
 }
-# Two nulls are intentional.
-CHOSEN = {"configured_interval_s", "epoch_s"}
 # Figures that are queried under another name.
 QUESTIONS = {
     "processes": "processes.compute",
@@ -99,19 +93,12 @@ def summarize(
     *,
     card: Card,
     configured_s: float | None = None,
-    epoch_s: float | None = None,
     monitor_cpu_fraction: float | None = None,
 ) -> MonitorRecord:
     gaps = [later.elapsed_s - earlier.elapsed_s for earlier, later in _pairs(samples)]
     energy_j = _rise((s.starts, s.energy_j) for s in samples)
-    simulated, remarks = card.simulated or any(s.simulated for s in samples), card.remarks
-    if configured_s is None and epoch_s and epoch_s < N_WANTED * FAST_S:
-        n = round(epoch_s / FAST_S)
-        remarks += (
-            f"an epoch takes {epoch_s:.2g} s: at most {n} of {N_WANTED} desired samples, one every"
-            f" {FAST_S:g} s",
-        )
-    known: dict[str, Any] = asdict(card) | {"simulated": simulated, "remarks": remarks}
+    simulated = card.simulated or any(s.simulated for s in samples)
+    known: dict[str, Any] = asdict(card) | {"simulated": simulated}
     known |= {name: compute_stats(samples, field) for name, field in SERIES.items()}
     record = MonitorRecord(
         **known,
@@ -123,7 +110,6 @@ def summarize(
         throttle_s=_throttling(samples),
         configured_interval_s=configured_s,
         effective_interval_s=statistics.median(gaps) if gaps else None,
-        epoch_s=epoch_s,
         wall_s=round(sum(gaps), 3) if gaps else None,
         monitor_cpu_fraction=monitor_cpu_fraction,
         n_samples=len(samples),
@@ -220,7 +206,10 @@ def _reasons(record: MonitorRecord, samples: Sequence[GpuSample]) -> dict[str, s
     for name, value in asdict(record).items():
         question = QUESTIONS.get(name, name)
         # An empty list of processes is null only if the card does not list them.
-        if name in CHOSEN or (value is not None and (value != () or question not in known)):
+        # Without a configured interval, the monitor chose one.
+        if name == "configured_interval_s" or (
+            value is not None and (value != () or question not in known)
+        ):
             continue
         # The first of several cards may have answered where another did not.
         if getattr(record, question, None) is not None:
@@ -236,7 +225,13 @@ def _reasons(record: MonitorRecord, samples: Sequence[GpuSample]) -> dict[str, s
 
 
 def _assess(record: MonitorRecord) -> Iterator[str]:
-    yield from _assess_use(record)
+    busy = record.any_kernel_percent
+    if busy is not None and busy.mean < OFTEN_IDLE_PERCENT:
+        yield (
+            f"no kernel at all was running {100 - busy.mean:.0f} % of the time (any kernel"
+            f" {busy.mean:.0f} %): check data wait, evaluation, saving and startup before the"
+            " model"
+        )
     used, total = record.memory_used_bytes, record.memory_total_bytes
     if used is not None and total and used.max > FULL_FRACTION * total:
         yield (
@@ -257,28 +252,3 @@ def _assess(record: MonitorRecord) -> Iterator[str]:
             f"the card reached {seen.max:.0f} °C and its limit ({name.replace('_', ' ')}) is"
             f" {limits[name]:.0f} °C: improve cooling before a long run"
         )
-
-
-def _assess_use(record: MonitorRecord) -> Iterator[str]:
-    busy, power, limit = record.any_kernel_percent, record.power_w, record.power_limit_w
-    if busy is not None and busy.mean < OFTEN_IDLE_PERCENT:
-        yield (
-            f"no kernel at all was running {100 - busy.mean:.0f} % of the time (any kernel"
-            f" {busy.mean:.0f} %): check data wait, evaluation, saving and startup before the"
-            " model"
-        )
-    if busy is not None and power is not None and limit and busy.mean > BUSY_PERCENT:
-        if power.mean < LOW_POWER_FRACTION * limit:
-            yield (
-                f"some kernel was running {busy.mean:.0f} % of the time, yet power was"
-                f" {percent(power.mean / limit, 0)} of its limit: small kernels or waits inside"
-                " them; compile the model if it is not, or raise the micro-batch"
-            )
-    tensor, sm = record.tensor_active_percent, record.sm_active_percent
-    if tensor is not None and sm is not None:
-        if tensor.mean < TENSOR_PERCENT and sm.mean > SM_PERCENT:
-            yield (
-                f"multiprocessors were busy {sm.mean:.0f} % and tensor cores {tensor.mean:.0f} % of"
-                " the time: kernels wait for memory; fuse the loss and norms, or raise the"
-                " micro-batch"
-            )
