@@ -1,7 +1,6 @@
-"""The ablation: ladders, its page, and its section, finding and line in the report."""
+"""The ablation: ladders, its page, and its section and finding in the report."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +20,7 @@ from report_reading import (
 
 from expertflow.core.records import from_json, to_json
 from expertflow.report.ablation_facts import Ladder, build_ladders, is_faster
-from expertflow.report.ablation_page import (
-    in_a_line,
-    judge_ablation,
-    make_ablation_tiles,
-    render_ablation,
-)
+from expertflow.report.ablation_page import judge_ablation, make_ablation_tiles, render_ablation
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
 from expertflow.report.findings.hardware import (
@@ -39,7 +33,6 @@ from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Missing
 from expertflow.report.page import render_page
 from expertflow.report.records import Finding, Report
-from expertflow.report.summary import summary_rows
 from expertflow.studies.records import AblationRecord, Bar
 
 AS_PLAN: dict[str, Any] = {"outcome": "is the plan", "reason": "no change", "ratio": None}
@@ -90,7 +83,7 @@ def test_a_ladder_starts_where_something_was_measured() -> None:
     record = _ladder(*none, singles=(saves,), claims=(), unavailable=missing, **no_speed)
     found = judge_ablation(record)
     assert (found.level, found.answer) == ("bad", "No training speed was measured.")
-    assert SHORT in found.sentence and in_a_line(record) == "No training speed was measured"
+    assert SHORT in found.sentence
     assert make_ablation_tiles(record)[2].value == Missing(why)
     text = text_of(render_ablation(record))
     assert "No rung was measured." in text and "contain no claims" in text
@@ -123,10 +116,9 @@ def test_the_verdict_states_the_plans_worth() -> None:
     assert (found.level, found.answer) == ("bad", "Slower.")
     rungs, faster = (bar(name, name, 1.0, **AS_PLAN) for name in "ab"), bar("x", "More", 1.2)
     record = _ladder(*rungs, singles=(faster,), claims=())
-    found, line = judge_ablation(record), in_a_line(record)
+    found = judge_ablation(record)
     assert (found.level, found.answer) == ("mixed", "One change is faster.")
     assert found.sentence.startswith("Faster than the plan here")
-    assert line.startswith("One change is faster; faster than the plan") and "beside" not in line
     assert make_ablation_tiles(record)[1].value == Missing("every rung is the plan")
 
 
@@ -164,7 +156,7 @@ def _finding(report: Report) -> Finding:
     return found
 
 
-def test_the_report_has_the_full_record_its_page_a_section_and_the_terminal_a_line() -> None:
+def test_the_report_has_the_full_record_and_its_page_a_section() -> None:
     inputs = replace(GPU.short, ablation=make_ablation())
     report = build_report(inputs, PROVENANCE)
     check_report(report, inputs)
@@ -172,10 +164,6 @@ def test_the_report_has_the_full_record_its_page_a_section_and_the_terminal_a_li
     shown = section(render_page(report, inputs), "comparison")
     compare_with_golden("comparison.txt", lines_of(shown))
     assert 'href="ablation.html"' in shown and "ablation.html" not in GPU.page
-    line = dict(summary_rows(report, html_path=Path("x")))["ablation"]
-    assert line.startswith("plan \u00d732.3 (31.9 to 32.6) against \u201cNaive loop")
-    assert "claims: 1 as claimed" in line
-    assert "ablation" not in dict(summary_rows(GPU.report, html_path=Path("x")))
 
 
 def test_the_largest_switch_that_slows_the_plan_is_priced() -> None:

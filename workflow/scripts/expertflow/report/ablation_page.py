@@ -174,19 +174,6 @@ def make_ablation_tiles(record: AblationRecord) -> tuple[Tile, ...]:
     )
 
 
-def in_a_line(record: AblationRecord) -> str:
-    faster = [quote(bar.label) for bar in facts.single_changes(record) if facts.is_faster(bar)]
-    parts = [judge_ablation(record).answer.rstrip(".")]
-    if ladder := facts.find_telling_ladder(record):
-        whole, start = ladder.whole, quote(ladder.start.label)
-        parts = [f"plan {f.factor(whole.value)} ({format_interval(whole)}) against {start}"]
-    if faster:
-        parts.append(f"faster than the plan: {_listed(faster[::-1], ', ')}")
-    if record.claims:
-        parts.append(f"claims: {count_verdicts(record)}")
-    return "; ".join(parts)
-
-
 def _groups(record: AblationRecord) -> list[tuple[str, Sequence[Bar]]]:
     bars = {bar.name: bar for bar in record.bars}
     groups: list[tuple[str, Sequence[Bar]]] = [

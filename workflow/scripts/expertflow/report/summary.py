@@ -8,7 +8,6 @@ from rich.text import Text
 
 from expertflow.core.format import show_hidden
 from expertflow.report import format as f
-from expertflow.report.ablation_page import in_a_line
 from expertflow.report.headline import Tile, describe_subject, make_tiles
 from expertflow.report.learned import best_baseline, deciding_change, format_change
 from expertflow.report.measured import Missing, is_measured
@@ -48,7 +47,6 @@ def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
         *((label, f"{item.change}: {format_change(item)}") for label, item in changes if item),
         *(_figure(tile) for tile in make_tiles(report)),
         ("entire run", _entire_run(report)),
-        *(("ablation", in_a_line(record)) for record in report.comparison),
         ("report", str(html_path)),
     ]
     # Plain spaces, so that grep finds the text as shown: 45 min.
