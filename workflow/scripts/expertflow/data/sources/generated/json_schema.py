@@ -8,7 +8,7 @@ from typing import Any
 from expertflow.data.records import Fields
 from expertflow.data.sources.generated import generator
 
-_ASK = ("Describe", "Write", "Make", "Give me", "Fields", "Create")
+_ASK = ("Describe", "Write", "Make", "Give me", "Fields of", "Create")
 _THINGS = """
 person: name = given names; city = cities; age = 18 to 90 by 1; member = yes or no
 product: color = red, blue, green; price = 5 to 95 by 5; sold = yes or no
@@ -37,9 +37,10 @@ def make_record(rng: Random) -> Fields:
         value["tags"] = rng.sample(("new", "old", "rare", "top", "test"), rng.randint(1, 2))
         properties["tags"] = {"type": "array", "items": {"type": "string"}}
     facts = ", ".join(f"{name} {_format_fact(item)}" for name, item in value.items())
-    start = f"{rng.choice(_ASK)} a {thing}"
+    named = f"an {thing}" if thing == "event" else f"a {thing}"
+    start = f"{rng.choice(_ASK)} {named}"
     instruction = rng.choice(
-        (f"{start} with {facts}.", f"{start}: {facts}.", f"A {thing} has {facts}.")
+        (f"{start} with {facts}.", f"{start}: {facts}.", f"{named.capitalize()} has {facts}.")
     )
     schema = {
         "type": "object",
