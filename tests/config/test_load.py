@@ -233,6 +233,8 @@ IDLE = [
     ({"kind": "generated", "options": {"ref": "x"}}, "this kind of source has no options"),
     ({"text": "{q!r}"}, "text: template '{q!r}': !r has no effect; write {q}"),
     ({"text": "{q:xml}"}, "text: template '{q:xml}': no format 'xml'"),
+    ({"text": "the body"}, "text: template 'the body': it names no field"),
+    ({"text": "{{body}}"}, "text: template '{{body}}': it names no field; write {body}"),
     ({"checks": [SQL]}, "check sql of 'a': dialect 'sqlit'"),
 ]  # fmt: skip
 
@@ -246,9 +248,12 @@ def test_a_key_without_effect_is_rejected(
 
 def test_keys_with_an_effect_or_null_are_accepted(tmp_path: Path) -> None:
     idle = source(revision=None, roles={}, options={}, category="c")
-    chat = source(messages="m", tools="t", roles={"x": "user"})
-    data = {"max_per_category": 5}
-    assert load(tmp_path, {**base(), "sources": [idle, {**chat, "name": "chat"}], "data": data})
+    chat = source(messages="m", tools="t", roles={"x": "user"}) | {"name": "chat"}
+    # One question, many answers.
+    poems = {"name": "poems", "kind": "local", "path": "x", "completion": "{poem}"}
+    data, sources = {"max_per_category": 5}, [idle, chat, {**poems, "prompt": "Write a poem."}]
+    assert load(tmp_path, {**base(), "sources": sources, "data": data})
+    refused(tmp_path, {**base(), "sources": [{**poems, "prompt": "q"}]}, "no field; write {q}")
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,7 @@ WRONG = [
     ("a.csv", b'a,b\n1,"2 "x" \n3,4\n', "line 2: a quote opens here and is not closed by line 3"),
     ("a.csv", b"a,b,a\n1,2,3\n", "line 1: two columns are named 'a'"),
     ("a.csv", b"\n\n", "no header row"),
+    ("a.csv", b"sep=;\na;b\n", "'sep=;' is the only column; remove this line, and set options"),
 ]  # fmt: skip
 
 

@@ -69,6 +69,10 @@ def test_unusable_files_are_reported(tmp_path: Path) -> None:
     for there in ("x.xls", "x.parquet.gz", "e.jsonl"):
         (tmp_path / there).write_text("x" * (there[0] == "x"))
     (tmp_path / "d.jsonl").mkdir()
+    # As ``save_to_disk`` of datasets leaves it.
+    (tmp_path / "saved" / "train").mkdir(parents=True)
+    for name in ("dataset_dict.json", "train/data.arrow", "train/state.json"):
+        (tmp_path / "saved" / name).write_text("x" * (9 if name.endswith("arrow") else 1))
     os.mkfifo(tmp_path / "p.jsonl")
     for name, message in (
         ("none.jsonl", "source s: no file at .*none.jsonl; correct the source's path"),
@@ -77,9 +81,12 @@ def test_unusable_files_are_reported(tmp_path: Path) -> None:
         ("e.jsonl", "e.jsonl is empty or not a regular file; fill it"),
         ("p.jsonl", "p.jsonl is empty or not a regular file"),
         ("d.jsonl", "is a directory; specify its files, e.g. .*d.jsonl/\\*.jsonl"),
+        ("saved", "e.g. .*saved/train/\\*.arrow"),
     ):
         with pytest.raises(DataError, match=message):
             lock(tmp_path, local_source(tmp_path / name))
+    with pytest.raises(DataError, match=r"in WSL it is /mnt/c/d/x\.jsonl"):
+        local.find_files("C:\\d\\x.jsonl")
 
 
 def test_an_impossible_source_is_rejected_before_anything_is_read(tmp_path: Path) -> None:

@@ -214,9 +214,32 @@ def test_records_that_are_not_chats(turns: Any, reason: str) -> None:
         chat_of(turns)
 
 
-def test_a_chat_under_another_name() -> None:
-    with pytest.raises(Reject, match=r"^missing_field: .* no field .turns.; it has conversations"):
-        body_of(replace(SPEC, source=CHAT), {"conversations": [USER, ANSWER]})
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"conversations": [USER, ANSWER]}, "missing_field: .* no field .turns.; it has conversat"),
+        ({"data": [{"turns": []}]}, r"objects of .data. one per line, e\.g\. jq -c .\.data\[\].; "),
+        ({"turns": [{"speaker": "user"}]}, r"no key of \[.speaker.\] is a role; set role_key"),
+        ({"turns": [{"role": "user", "text": "a"}]}, "no key of .* is its text; set content_key"),
+        ({"turns": str([USER, ANSWER])}, "Python printed this, write it with json.dumps"),
+    ],
+)
+def test_a_chat_under_other_names_gets_the_fix(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(Reject, match=message):
+        body_of(replace(SPEC, source=CHAT), record)
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        ("", r"write a\? if it may be empty"),
+        ([USER], r"{a:json} writes it, {a\.0} reaches into it"),
+        (USER, r"{a\.role} reaches into it"),
+    ],
+)
+def test_a_value_that_is_no_text_gets_the_fix(value: Any, fix: str) -> None:
+    with pytest.raises(Reject, match=fix):
+        compile_template("{a}")({"a": value})
 
 
 def answer_of(**answer: Any) -> Any:

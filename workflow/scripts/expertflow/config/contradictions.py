@@ -120,11 +120,19 @@ def find_contradictions(
         yield from find_wrong_bars(expert["acceptance"])
 
 
+def _check_template(key: str, template: str | None) -> None:
+    if not template or any(field for _, field, _ in parse_template(template)):
+        return
+    # A question may be the same for all, but not a word that could be a field.
+    if key != "prompt" or template.strip("{ }").isidentifier():
+        fix = f"write {{{template.strip('{ }')}}}"
+        raise ConfigError(f"template {template[:40]!r}: it names no field; {fix}")
+
+
 def _source_faults(source: Settings, *, task: str) -> Iterator[str]:
     name = source["name"]
     for key in ("prompt", "completion", "text"):
-        # An empty text has no fields, and passes.
-        yield from _raised(f"source {name}, {key}: ", parse_template, source.get(key) or "")
+        yield from _raised(f"source {name}, {key}: ", _check_template, key, source.get(key))
     if source["checks"]:
         from expertflow.data.checks.registry import build_checks
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from expertflow.config.read_yaml import Settings
+from expertflow.core.format import linux_path
 
 NAMES = ("dataset_name", "data_path", "dataset_path", "train_path")
 # As a data set's path: the format of its ``data_files``.
@@ -18,20 +19,6 @@ PARTS = ("instruction", "input", "output")
 HELD_OUT = ("test", "val", "eval", "dev")
 # A range as sources of kind hub read it.
 RANGE = re.compile(r"[^\[\]]+\[\d*:\d*\]")
-_DRIVE = re.compile(r"([A-Za-z]):[\\/](.*)")
-
-
-def linux_path(name: str) -> str:
-    """Translate a Windows path into its WSL path.
-
-    >>> linux_path("F:/models/Qwen3-0.6B"), linux_path("Qwen/Qwen3-0.6B")
-    ('/mnt/f/models/Qwen3-0.6B', 'Qwen/Qwen3-0.6B')
-    """
-    found = _DRIVE.fullmatch(name)
-    if found is None:
-        return name
-    drive, rest = found.groups()
-    return f"/mnt/{drive.lower()}/" + rest.replace("\\", "/")
 
 
 def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:

@@ -10,10 +10,11 @@ import yaml
 from msgspec import Struct
 
 from expertflow.config.other_defaults import complete_training, explain_defaults, explain_rows
-from expertflow.config.other_sources import linux_path, list_sources
+from expertflow.config.other_sources import list_sources
 from expertflow.config.read_yaml import Settings, read_yaml
 from expertflow.config.validate import check, read_table
 from expertflow.core.errors import ConfigError
+from expertflow.core.format import linux_path
 from expertflow.core.settings import json_schema, list_settings, name_of
 from expertflow.core.strict_json import iter_values
 from expertflow.evaluate.records import HELD_OUT_LOSS

@@ -10,6 +10,7 @@ GB, GIB = 10**9, 1 << 30
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_DRIVE = re.compile(r"([A-Za-z]):[\\/](.*)")
 
 
 def gb(n_bytes: float, digits: int = 1) -> str:
@@ -81,3 +82,16 @@ def cut_text(text: AnyStr, end: AnyStr, length: int, *, overlap: int = 0) -> Ite
         yield text[start:stop]
         start = found + 1 if found >= 0 else stop - overlap
     yield text[start:]
+
+
+def linux_path(name: str) -> str:
+    """Translate a Windows path into its WSL path.
+
+    >>> linux_path("F:/models/Qwen3-0.6B"), linux_path("Qwen/Qwen3-0.6B")
+    ('/mnt/f/models/Qwen3-0.6B', 'Qwen/Qwen3-0.6B')
+    """
+    found = _DRIVE.fullmatch(name)
+    if found is None:
+        return name
+    drive, rest = found.groups()
+    return f"/mnt/{drive.lower()}/" + rest.replace("\\", "/")

@@ -11,7 +11,7 @@ from typing import Any
 from expertflow.core.strict_json import parse_json
 from expertflow.data.parse import check_value
 from expertflow.data.records import Fields, ToolCall, Turn
-from expertflow.data.reject import Reject
+from expertflow.data.reject import Reject, excerpt
 from expertflow.data.settings import SourceSpec
 
 CALL_ROLE = "function_call"
@@ -84,6 +84,8 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
     role = source.roles.get(str(stated)) or ROLES.get(str(stated))
     if role is None:
         detail = "the role is unknown; map it under roles"
+        if stated is None:
+            detail = f"no key of {excerpt(list(item))} is a role; set role_key"
         raise Reject("unknown_role", detail, field=place, value=stated)
     key = source.content_key or ("content" if "content" in item else "value")
     if stated == CALL_ROLE and CALL_ROLE not in source.roles:
@@ -96,6 +98,9 @@ def _turn(item: Any, place: str, source: SourceSpec, supervise_all: bool) -> Tur
         calls = _calls(item.get("tool_calls") or item.get("function_call"), place)
         # A call needs no text, and a result or a system prompt may be blank.
         may_be_empty = bool(calls) or role in ("tool", "system")
+        if key not in item and not may_be_empty:
+            detail = f"no key of {excerpt(list(item))} is its text; set content_key"
+            raise Reject("missing_field", detail, field=f"{place}.{key}")
         content = _content(item.get(key), f"{place}.{key}", may_be_empty=may_be_empty)
     thought = next(filter(item.get, THOUGHTS), None)
     if role == "assistant" and thought:
@@ -129,14 +134,14 @@ def _content(value: Any, place: str, *, may_be_empty: bool) -> str:
     return require_text(value, place)
 
 
-def require_text(value: Any, place: str) -> str:
+def require_text(value: Any, place: str, fix: str = "") -> str:
     if value is None:
-        raise Reject("null_field", "expected text, but the field is null", field=place)
+        raise Reject("null_field", f"expected text, but the field is null{fix}", field=place)
     if not isinstance(value, str):
         kind = type(value).__name__
         raise Reject("not_text", f"expected text, found {kind}", field=place, value=value)
     if not value or value.isspace():
-        raise Reject("empty_field", "expected text, but the field is blank", field=place)
+        raise Reject("empty_field", f"expected text, but the field is blank{fix}", field=place)
     if "\0" in value:
         raise Reject("nul_character", "the text contains U+0000", field=place, value=value)
     return value
@@ -186,4 +191,5 @@ def _json(text: str, place: str, reason: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        raise Reject(reason, str(error), field=place, value=text) from error
+        fix = "; Python printed this, write it with json.dumps" if "'" in text[:3] else ""
+        raise Reject(reason, f"{error}{fix}", field=place, value=text) from error

@@ -32,8 +32,8 @@ def format_of(path: Path) -> tuple[FileFormat, Compression | None]:
     if kind is None or (compression and kind in ("parquet", "arrow")):
         known = ", ".join(FORMATS)
         raise DataError(
-            f"{path} is not one of {known} (texts also with {' or '.join(SUFFIXES)}); convert it,"
-            " or correct path"
+            f"{path} is not one of {known} (texts also with {' or '.join(SUFFIXES)}); unpack"
+            " or convert it, or correct path"
         )
     return kind, compression
 

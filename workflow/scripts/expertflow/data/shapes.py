@@ -182,12 +182,15 @@ def text_field(record: Fields, name: str) -> str:
     value = _look_up_named(record, name)
     if name.endswith(OPTIONAL) and value in (None, ""):
         return ""
-    if isinstance(value, int | float):
-        detail = (
-            f"expected text, found {type(value).__name__}; in a template, {{{name}:json}} writes it"
-        )
-        raise Reject("not_text", detail, field=name.removesuffix(OPTIONAL), value=value)
-    return require_text(value, name.removesuffix(OPTIONAL))
+    path = name.removesuffix(OPTIONAL)
+    if isinstance(value, int | float | list | dict):
+        ways = f"in a template, {{{name}:json}} writes it"
+        if isinstance(value, list | dict):
+            key = "0" if isinstance(value, list) else next(iter(value), "key")
+            ways += f", {{{path}.{key}}} reaches into it"
+        detail = f"expected text, found {type(value).__name__}; {ways}"
+        raise Reject("not_text", detail, field=path, value=value)
+    return require_text(value, path, f"; write {name}? if it may be empty" if path == name else "")
 
 
 def json_field(record: Fields, name: str) -> str:
@@ -226,9 +229,13 @@ FORMATS: dict[str, Callable[[Fields, str], str]] = {
 
 
 def reject_missing_field(record: Fields, path: str) -> Reject:
-    names = [str(name) for name in record]
-    near = difflib.get_close_matches(path.partition(".")[0], names, n=1)
+    names, first = [str(name) for name in record], path.partition(".")[0]
+    near = difflib.get_close_matches(first, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
+    for name, value in record.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict) and first in value[0]:
+            # One object around all records, as in {"data": [{…}, …]}.
+            hint = f"write the objects of {name!r} one per line, e.g. jq -c '.{name}[]'; "
     shown = [name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "…" for name in names]
     listed = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
     words = f"the record has no field {path!r}; {hint}it has {listed or 'none'}"

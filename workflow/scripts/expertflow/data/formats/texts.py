@@ -257,8 +257,10 @@ def read_header(
         refuse_repeated_columns(f"{path}, line {number}", names)
         sign = next((sign for sign in SEPARATORS if sign in names[0]), None)
         if len(names) == 1 and sign and options.delimiter is None:
+            # Some programs write such a line for Excel, above the header.
+            fix = "remove this line, and set" if names[0].startswith("sep=") else "set"
             raise DataError(
-                f"{path}, line {number}: {names[0][:60]!r} is the only column; set"
+                f"{path}, line {number}: {names[0][:60]!r} is the only column; {fix}"
                 f" options.delimiter to what separates columns, such as {sign!r}"
             )
         return rows, names

@@ -2,12 +2,14 @@
 
 import glob
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from expertflow.core.errors import DataError
+from expertflow.core.format import linux_path
 from expertflow.core.hashes import HashCache
-from expertflow.data.formats.streams import sniff_format
-from expertflow.data.read import can_be_cut, describe_file, format_of
+from expertflow.data.formats.streams import SUFFIXES, sniff_format
+from expertflow.data.read import FORMATS, can_be_cut, describe_file, format_of
 from expertflow.data.records import LockedFile, SourceLock
 from expertflow.data.settings import ReadOptions
 from expertflow.data.sources.base import DataSource, Fetched, Found, Pinned, Pins
@@ -16,6 +18,8 @@ SHARD_BYTES = 32 << 20
 LARGE_SHARD_BYTES = 128 << 20
 MANY_SHARDS = 16
 MAX_SHARDS = 200
+# Files of a folder that are looked at for an example.
+MAX_LISTED = 10_000
 
 
 class LocalFiles(DataSource):
@@ -63,10 +67,17 @@ def find_files(pattern: str) -> list[Path]:
     """List a pattern's files, sorted; DataError if there are none, or one is unusable."""
     literal = Path(pattern).expanduser()
     if literal.is_dir():
-        raise DataError(f"{pattern} is a directory; specify its files, e.g. {literal}/*.jsonl")
+        # The largest is data, rather than what describes it.
+        found = (one for one in islice(literal.rglob("*"), MAX_LISTED) if one.is_file())
+        data = (one for one in found if one.suffix.lower() in (*FORMATS, *SUFFIXES))
+        likely = max(data, key=lambda one: one.stat().st_size, default=literal / "a.jsonl")
+        example = likely.with_name(f"*{likely.suffix}")
+        raise DataError(f"{pattern} is a directory; specify its files, e.g. {example}")
     paths = match_files(literal)
     if not paths:
-        raise DataError(f"no file at {pattern}; correct the source's path")
+        here = linux_path(pattern)
+        fix = "correct the source's path" if here == pattern else f"in WSL it is {here}"
+        raise DataError(f"no file at {pattern}; {fix}")
     for path in paths:
         if not path.is_file() or path.stat().st_size == 0:
             raise DataError(f"{path} is empty or not a regular file; fill it, or move it away")
