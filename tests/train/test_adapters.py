@@ -77,6 +77,13 @@ def test_an_adapters_file_names_its_targets_in_order(tmp_path: Path, targets: An
     assert len(named) >= 4 and named == sorted(named)
 
 
+def test_each_target_names_a_layer() -> None:
+    with pytest.raises(
+        TrainingError, match=r"no layer v_prj; .*has down_proj, .*, q_proj.* v_proj"
+    ):
+        add_adapter(tiny_qwen3(vocab_size=97), replace(LORA, targets=("q_proj", "v_prj")))
+
+
 def test_layers_with_the_same_input_share_its_dropout() -> None:
     first, second = (adapted(dora=False, bias=False, dropout=0.5) for _ in range(2))
     for net in (first, second):

@@ -110,6 +110,12 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
 
     from expertflow.train.model.adapters import use_own_forward
 
+    layers = [name.removesuffix(".weight") for name, w in model.named_parameters() if w.dim() == 2]
+    for target in set(lora.targets) - {ALL_LINEAR}:
+        # peft would adapt the targets it finds, and ignore this one.
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+            raise TrainingError(f"training.lora.targets: no layer {target}; the model has {known}")
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
