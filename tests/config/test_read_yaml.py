@@ -29,7 +29,8 @@ BILLION = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("e.yaml", "a: &a [*a]\n", "an alias that contains itself"),
         ("e.json", '{"a": 1, "a": 2}', "key 'a' appears twice; correct it"),
         ("e.json", '{"a": NaN}', ":1: a is nan; use a finite number, or null"),
-        ("e.json", '{"a": 1,\n "b" 2}', ":2: Expecting ':' delimiter; correct the syntax"),
+        # A byte order mark, as Windows writes it, is no fault.
+        ("e.json", '\ufeff{"a": 1,\n "b" 2}', ":2: Expecting ':' delimiter; correct the syntax"),
     ],
 )
 def test_a_fault_has_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:

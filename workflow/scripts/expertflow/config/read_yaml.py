@@ -67,7 +67,7 @@ for _kind in ("int", "float"):
 def read_yaml(path: Path) -> Any:
     """Read a YAML or JSON file with YAML 1.2 scalars; ConfigError names file, line and fix."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         is_json = path.suffix == ".json"
         value = (
             json.loads(text, object_pairs_hook=refuse_repeats)
