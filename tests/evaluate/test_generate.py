@@ -1,8 +1,10 @@
 import logging
 import weakref
 from collections import Counter
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from transformers import (
 
 from expertflow.core.errors import EvaluationError
 from expertflow.data.layout import chatml_layout
+from expertflow.evaluate import generate
 from expertflow.evaluate.generate import Answer, Draws, PromptCodec, finish_answer, generate_answers
 from expertflow.evaluate.records import Decoding
 from expertflow.train.model import attention
@@ -53,7 +56,8 @@ def test_a_finished_row_does_not_run_out_of_positions() -> None:
     learned = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=None, eos_token_id=END)).eval()
     asked = prompts(4, 28, 20, 28)
     alone = [ask(learned, [prompt], 1)[0] for prompt in asked]
-    assert [answer.n_tokens for answer in alone] == [12, 4, 12, 4]
+    # Two characters a token.
+    assert [len(answer.text) for answer in alone] == [24, 8, 24, 8]
     assert ask(learned, asked) == alone
 
 
@@ -66,7 +70,7 @@ def test_greedy_answers_are_the_most_likely_tokens(model: Qwen3ForCausalLM) -> N
         written = ids[len(prompt) :]
         ended = written[-1] in (END, PAD)
         assert answer.text == ENGINE.decode(written[:-1] if ended else written)
-        assert (answer.n_tokens, answer.ended) == (len(written), ended)
+        assert answer.ended == ended
 
 
 def test_draws_follow_the_seed_and_the_distribution(model: Qwen3ForCausalLM) -> None:
@@ -86,14 +90,22 @@ def test_draws_follow_the_seed_and_the_distribution(model: Qwen3ForCausalLM) -> 
     assert set(drawn(temperature=1.0, top_p=0.5)) == {0}
 
 
-def test_a_stop_text_across_tokens_ends_an_answer(model: Qwen3ForCausalLM) -> None:
+def test_a_stop_text_across_tokens_ends_an_answer(
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = Mock(wraps=finish_answer)
+    monkeypatch.setattr(generate, "finish_answer", finish)
     asked = prompts(3, 9, 5)
     whole = ask(model, asked, max_new_tokens=20)
     text = whole[0].text
     stop = text[5:8]  # the end of one token and a complete one
     found = ask(model, asked, max_new_tokens=20, decoding=Decoding(stop=(stop, "no such text")))
     place = text.index(stop)
-    assert found[0] == Answer(text[:place], (place + len(stop) + 1) // 2, ended=True)
+    assert found[0] == Answer(text[:place], ended=True)
+    # Nothing was written after it.
+    rows = [call.args[0] for call in finish.mock_calls]
+    written = [len([*takewhile(lambda token: token not in (END, PAD), row)]) for row in rows]
+    assert (place + len(stop) + 1) // 2 in written
     assert all(a == w for a, w in zip(found, whole, strict=True) if stop not in w.text)
 
 
@@ -128,7 +140,7 @@ def test_a_prompt_that_leaves_no_position_is_not_asked(caplog: Any) -> None:
     assert (found[0].text, found[0].ended) == ("", False)
     assert "no position" in caplog.text
     # The others are answered up to the last position, each by its own length.
-    assert (found[1].n_tokens, found[2].n_tokens) == (2, 5)
+    assert [len(one.text) for one in found[1:]] == [4, 10]
     assert found[2].text == ask(tiny_qwen3(), asked[2:])[0].text[:10]
 
 
@@ -144,7 +156,7 @@ def test_the_models_own_decoding_settings_do_not_count(model: Qwen3ForCausalLM) 
     # But its end tokens end an answer.
     first = ENGINE.encode_flat([expected[0].text]).values[0]
     other.generation_config.eos_token_id = [int(first)]
-    assert ask(other, prompts(4, 7))[0] == Answer("", 1, ended=True)
+    assert ask(other, prompts(4, 7))[0] == Answer("", ended=True)
 
 
 def test_attention_is_replaced_and_restored(model: Qwen3ForCausalLM) -> None:

@@ -67,7 +67,7 @@ def make_evaluation(
 def make_bare(*, before: float, after: float) -> e.EvaluationRecord:
     """Make an evaluation of an expert without a task: two losses and nothing else."""
     record = make_evaluation(before=(0, before), after=(0, after), baselines={})
-    blank = dict.fromkeys(("score", "generation_s", "n_generated_tokens", "n_cut_off"))
+    blank = dict.fromkeys(("score", "n_cut_off"))
     return replace(
         record,
         task="held_out_loss",
@@ -165,8 +165,7 @@ def side(n_correct: int, loss: float) -> e.EvaluationSide:
     return e.EvaluationSide(
         held_out_loss=loss, held_out_loss_ci95=(loss * 0.97, loss * 1.03),
         perplexity=math.exp(loss), perplexity_ci95=(math.exp(loss * 0.97), math.exp(loss * 1.03)),
-        n_target_tokens=161_000, n_documents=N, score=score(n_correct, N), generation_s=74.0,
-        n_generated_tokens=9_400, n_cut_off=3,
+        n_target_tokens=161_000, n_documents=N, score=score(n_correct, N), n_cut_off=3,
     )  # fmt: skip
 
 
@@ -176,10 +175,7 @@ def not_scored(record: e.EvaluationRecord, reason: str) -> e.EvaluationRecord:
         metric=METRIC, n_examples=0, n_correct=0, value_fraction=None, ci95=None, n_by_kind={},
         reason=reason,
     )  # fmt: skip
-    sides = (
-        replace(one, score=none, generation_s=None, n_generated_tokens=None, n_cut_off=None)
-        for one in (record.before, record.after)
-    )
+    sides = (replace(one, score=none, n_cut_off=None) for one in (record.before, record.after))
     before, after = sides
     return replace(
         record, before=before, after=after, changes=record.changes[:1], baselines=(), samples=(),

@@ -239,10 +239,9 @@ class ModelEvaluator:
         return lm_eval_hook.run_tasks(model, spec, tokenizer=tokenizer, batch_size=size)
 
     def answer_questions(self, place: Place, asked: Sequence[EvalExample]) -> ModelAnswers:
-        """Generate a model's answers, or choose them; loading the model is not timed."""
+        """Generate a model's answers, or choose them."""
         assert self.task is not None, "a task without a scorer"
         model, generates = self.load_model(place), not self.task.is_choice
-        start = time.perf_counter()
         if generates:
             prompts = [one.prompt_ids for one in asked]
             found = generate.generate_answers(model, prompts, self.codec, self.spec)
@@ -250,7 +249,6 @@ class ModelEvaluator:
             found = choose_options(
                 model, asked, pad_id=self.codec.pad_id, batch_size=self.spec.batch_size
             )
-        duration_s = time.perf_counter() - start
         cut_off = [not answer.ended for answer in found if answer.not_asked is None]
         return ModelAnswers(
             texts=tuple(answer.text for answer in found),
@@ -259,7 +257,5 @@ class ModelEvaluator:
                 for one, answer in zip(asked, found, strict=True)
                 if answer.not_asked is not None
             },
-            generation_s=duration_s,
-            n_generated_tokens=sum(answer.n_tokens for answer in found) if generates else None,
             n_cut_off=sum(cut_off) if generates else None,
         )

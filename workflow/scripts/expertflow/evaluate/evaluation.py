@@ -303,11 +303,9 @@ class ModelComparison:
         elif side.score.value_fraction is None:
             why = side.score.reason or self._no_answers()
             both(why, "score.value_fraction", "score.ci95")
-        if side.generation_s is None:
-            both(self._no_answers(), "generation_s", "n_generated_tokens", "n_cut_off")
-        elif side.n_generated_tokens is None:
+        if side.n_cut_off is None:
             why = "options are compared, nothing is generated"
-            both(why, "n_generated_tokens", "n_cut_off")
+            both(why if self.after else self._no_answers(), "n_cut_off")
         if generations.unusable:
             found["n_unusable_references"] = generations.unusable[0]
         if not published.candidates:

@@ -45,13 +45,12 @@ T = TypeVar("T")
 
 
 class Answer(Record, frozen=True):
-    """``n_tokens`` counts all generated tokens, ``text`` omits thoughts and the terminator.
+    """``text`` omits thoughts and the terminator.
 
     ``ended`` is false if it ran out of room; ``not_asked`` says why it was not asked.
     """
 
     text: str
-    n_tokens: int
     ended: bool
     not_asked: str | None = None
 
@@ -93,7 +92,7 @@ def generate_answers(
     for i in (i for i, room in enumerate(rooms) if room == 0):
         why = f"the prompt's {len(prompts[i])} tokens leave no position for an answer"
         log.warning("not asked: %s", why)
-        found[i] = Answer("", 0, ended=False, not_asked=why)
+        found[i] = Answer("", ended=False, not_asked=why)
     # Prompts of similar length share a batch, to reduce padding.
     waiting = sorted((i for i in range(len(prompts)) if rooms[i]), key=lambda i: len(prompts[i]))
     progress = ProgressCounter("answering", total=len(waiting), unit="questions")
@@ -142,9 +141,8 @@ def finish_answer(
     end = next((i for i, token in enumerate(ids) if token in ends), None)
     text = engine.decode(ids[:end])
     stopped = any(stop in text for stop in stops)
-    n_tokens = len(ids[:end]) + (end is not None and not stopped)
     answer = without_thoughts(cut_at(text, stops), prompt)
-    return Answer(answer, n_tokens, ended=stopped or end is not None)
+    return Answer(answer, ended=stopped or end is not None)
 
 
 def halve_batch(n_rows: int, error: RuntimeError, advice: str = "use a larger card") -> int:

@@ -139,5 +139,5 @@ def choose_options(
             n = max(len(given) + len(option) for given, option in one.options.values())
             why = f"prompt and option have {n} tokens, more than the model's positions"
             text = ""
-        answers.append(Answer(text, 0, ended=True, not_asked=why))
+        answers.append(Answer(text, ended=True, not_asked=why))
     return answers

@@ -140,8 +140,6 @@ class EvaluationSide(Record, frozen=True, kw_only=True):
     n_target_tokens: int
     n_documents: int
     score: TaskScore | None
-    generation_s: float | None
-    n_generated_tokens: int | None
     n_cut_off: int | None
 
 
@@ -254,8 +252,6 @@ class ModelAnswers(Record, frozen=True, kw_only=True):
     texts: tuple[str, ...] = ()
     reference_losses: tuple[float | None, ...] = ()
     not_asked: dict[str, str] = field(default_factory=dict)
-    generation_s: float | None = None
-    n_generated_tokens: int | None = None
     n_cut_off: int | None = None
 
 

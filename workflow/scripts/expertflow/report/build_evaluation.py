@@ -52,7 +52,7 @@ def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
     recorded = record.unavailable
     because = _why_unscored(side.score, no_metric)
     why = dict.fromkeys(("held_out_loss_ci95", "perplexity_ci95"), "too few documents")
-    why |= dict.fromkeys(("generation_s", "n_generated_tokens", "n_cut_off"), because)
+    why["n_cut_off"] = because
     why = {field: recorded.get(f"{name}.{field}", reason) for field, reason in why.items()}
     # The nearest reason: of the field, of the score, of the task.
     scores = {

@@ -4,7 +4,7 @@ from typing import Any
 
 from expertflow.report import derive
 from expertflow.report import run_records as r
-from expertflow.report.derive import NO_PRICE, facts_of_card
+from expertflow.report.derive import NO_PRICE
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Measured, Missing, convert_value, explain, fill, or_missing
 from expertflow.train.records import TrainingRecord
@@ -80,29 +80,18 @@ def read_monitor(inputs: ReportInputs, name: str) -> Measured[Any]:
 
 
 def _gpu(inputs: ReportInputs) -> r.Gpu:
-    training, facts = inputs.training, facts_of_card(inputs.plan, inputs.training)
-    peak = derive.peak(inputs.plan, training)
-    other = "the card used is not the one in the plan"
-    no_card, unnamed = other, "the driver did not report the card's name"
+    training, peak = inputs.training, derive.peak(inputs.plan, inputs.training)
+    unnamed = "the driver did not report the card's name"
     if training.device == "cpu":
-        no_card = unnamed = "this run was on the CPU"
-    in_table = "config/hardware/gpus.yaml has no value for this card"
-    flops = peak if isinstance(peak, Missing) else peak.flops_per_s
-    # Only the peak at the run's precision is known.
-    is_bf16 = isinstance(peak, Missing) or training.precision == "bf16"
+        unnamed = "this run was on the CPU"
     return fill(
         r.Gpu,
         inputs.monitor,
         why=inputs.monitor.unavailable,
         default=NOT_RECORDED,
         name=or_missing(training.gpu_name, unnamed),
-        compute_capability=or_missing(
-            facts.compute_capability if facts else None, in_table if facts else no_card
-        ),
-        peak_flops_per_s=flops,
-        peak_bf16_flops_per_s=flops if is_bf16 else Missing(f"the run used {training.precision}"),
+        peak_flops_per_s=peak if isinstance(peak, Missing) else peak.flops_per_s,
         peak_source=peak if isinstance(peak, Missing) else peak.source,
-        sources=facts.sources if facts else Missing(no_card),
     )
 
 

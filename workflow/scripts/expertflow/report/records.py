@@ -67,9 +67,7 @@ class Side(Scored, frozen=True, kw_only=True):
     perplexity_ci95: Annotated[Measured[Interval], doc("Bootstrap over documents or groups, 95 %.")]
     n_target_tokens: Annotated[Count, doc("Tokens behind the loss.")]
     n_documents: Annotated[Count, doc("Documents behind the loss.")]
-    generation_s: Annotated[Measured[Amount], doc("Time to write the answers.")]
-    n_generated_tokens: Annotated[Measured[int], doc("Tokens of all answers.")]
-    n_cut_off: Annotated[Measured[int], doc("Those that reached evaluation.max_new_tokens.")]
+    n_cut_off: Annotated[Measured[int], doc("Answers that reached evaluation.max_new_tokens.")]
 
 
 class Baseline(Scored, frozen=True, kw_only=True):

@@ -48,7 +48,6 @@ class Model(Record, frozen=True, kw_only=True):
     lora: Measured[LoraSpec]
     flops_per_token_model: Annotated[Amount, doc("FLOP, for MFU.")]
     flops_per_token_hardware: Annotated[Amount, doc("For HFU: adds what is recomputed.")]
-    convention: Annotated[str, doc("What the two counts include.", of="flops_convention")]
 
 
 class Source(Record, frozen=True, kw_only=True):
@@ -166,13 +165,10 @@ class Gpu(Record, frozen=True, kw_only=True):
 
     name: Annotated[Measured[str], doc("As the driver names it.")]
     driver: Annotated[Measured[str], doc("Driver version.")]
-    compute_capability: Annotated[Measured[str], doc("Of the planned card, if it did the work.")]
     peak_flops_per_s: Annotated[
         Measured[Amount], doc("Dense, at the precision used: published, else measured.")
     ]
-    peak_bf16_flops_per_s: Annotated[Measured[Amount], doc("The same, if bf16 was used.")]
     peak_source: Annotated[Measured[str], doc("Source of the peak.")]
-    sources: Annotated[Measured[dict[str, str]], doc("Source of each figure, by its name.")]
     memory_total_bytes: Annotated[Measured[Amount], doc("Memory of the card.")]
     power_limit_w: Annotated[Measured[Amount], doc("Power limit in effect.")]
 
@@ -237,7 +233,6 @@ class Hardware(Record, frozen=True, kw_only=True):
     host_memory_peak_bytes: Annotated[Count, doc("Resident memory of the trainer.")]
     monitor_remarks: Annotated[tuple[str, ...], doc("What qualifies the monitor's figures.")]
     reference_bands: tuple[ReferenceBand, ...]
-    assessment: Annotated[tuple[str, ...], doc("The monitor's own remarks.")]
 
 
 class TrainingReport(Record, frozen=True, kw_only=True):
