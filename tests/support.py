@@ -185,7 +185,7 @@ def document_shard(
         writer.close()
     return ShardRecord(
         source="s", shard=shard, path=str(path), sha256=sha256_file(path), n_records=len(bodies),
-        n_documents=len(bodies), n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
+        n_documents=len(bodies), n_rejected_by_reason={}, n_filtered_by_reason={},
         rejected_examples=(),
     )  # fmt: skip
 

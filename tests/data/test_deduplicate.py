@@ -68,7 +68,7 @@ def write_shard(
         writer.close()
     record = ShardRecord(
         source=source, shard=shard, path=str(path), sha256="", n_records=len(documents),
-        n_documents=len(documents), n_bytes=0, n_rejected_by_reason={}, n_filtered_by_reason={},
+        n_documents=len(documents), n_rejected_by_reason={}, n_filtered_by_reason={},
         rejected_examples=(),
     )  # fmt: skip
     return replace(record, **changes)

@@ -44,9 +44,9 @@ from expertflow.tokens.ragged import Ragged
 from expertflow.train.feed.loader import make_feed
 
 MEASURED = Calibration(
-    expert="e", hardware="cpu", key="", n_warmup_steps=10, n_timed_steps=30, n_timings=30,
+    expert="e", hardware="cpu", key="", n_timed_steps=30, n_timings=30,
     step_s=0.5, step_s_low=0.4, step_s_high=0.6, step_s_mean=0.5, save_s=2.0, eval_s=3.0,
-    startup_s=12.0, tokens_per_step=8e3, peak_memory_bytes=None,
+    startup_s=12.0,
 )  # fmt: skip
 
 

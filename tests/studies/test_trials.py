@@ -318,10 +318,9 @@ def test_two_processes_are_timed_for_30_steps_and_the_plan_uses_it(
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {output.name, f".{output.name}.fingerprint"}
     made = read_record(Calibration, output)
-    assert (made.n_warmup_steps, made.n_timed_steps, made.n_timings) == (10, 30, 30)
+    assert (made.n_timed_steps, made.n_timings) == (30, 30)
     assert 0 < made.step_s_low <= made.step_s <= made.step_s_high
     assert made.save_s > 0 and made.eval_s > 0 and made.startup_s > 0
-    assert made.peak_memory_bytes is None
     assert made.key.startswith("cpu; 2 x ddp; qwen3 of ")
     inputs = plan_expert.PlanInputs(
         expert="tiny", spec=support.plan_spec(**settings, price_usd_per_hour=1.0),

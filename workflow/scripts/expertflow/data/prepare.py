@@ -167,7 +167,6 @@ def prepare_shard(
         sha256=sha256_file(output),
         n_records=n_records,
         n_documents=n_records - rejects.rejected.total() - rejects.filtered.total(),
-        n_bytes=output.stat().st_size,
         n_rejected_by_reason=dict(sorted(rejects.rejected.items())),
         n_filtered_by_reason=dict(sorted(rejects.filtered.items())),
         n_noted_by_reason=dict(sorted(maker.noted.items())),

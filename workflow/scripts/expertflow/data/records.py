@@ -174,7 +174,6 @@ class ShardRecord(Record, frozen=True, kw_only=True):
     sha256: str
     n_records: int
     n_documents: int
-    n_bytes: int
     n_rejected_by_reason: dict[str, int]
     n_filtered_by_reason: dict[str, int]
     n_noted_by_reason: dict[str, int] = field(default_factory=dict)

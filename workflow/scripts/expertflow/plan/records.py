@@ -101,7 +101,6 @@ class Calibration(Record, frozen=True, kw_only=True):
     expert: str
     hardware: str
     key: str
-    n_warmup_steps: int
     n_timed_steps: int
     n_timings: int
     step_s: float
@@ -111,8 +110,6 @@ class Calibration(Record, frozen=True, kw_only=True):
     save_s: float
     eval_s: float
     startup_s: float
-    tokens_per_step: float
-    peak_memory_bytes: int | None
 
 
 class PaidSession(Record, frozen=True, kw_only=True):

@@ -152,7 +152,6 @@ def take_times(
         expert=plan.expert,
         hardware=plan.hardware,
         key=key,
-        n_warmup_steps=n_warmup,
         n_timed_steps=len(timed),
         n_timings=min(len(level), math.ceil(len(timed) / n_window_steps)),  # independent ones
         step_s=middle,
@@ -162,8 +161,6 @@ def take_times(
         save_s=save_s,
         eval_s=eval_s,
         startup_s=max(0.0, rest),
-        tokens_per_step=sum(step.n_tokens for step in timed) / len(timed),
-        peak_memory_bytes=record.peak_memory_reserved_bytes,
     )
 
 
