@@ -81,6 +81,8 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
     again = run_script("import_settings", path, "--output", output)
     assert again.returncode == 1 and "already exists" in again.stderr
     assert run_script("import_settings", path).stdout == text
+    missing = run_script("import_settings", "qlora.yml", cwd=tmp_path / "config").stderr
+    assert missing.endswith("cannot be read (No such file or directory); correct the path\n")
 
 
 def test_an_unpacked_recipe_keeps_its_examples_per_step(tmp_path: Path) -> None:

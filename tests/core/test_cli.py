@@ -290,9 +290,15 @@ def test_other_tasks_record_nothing(tmp_path: Path, variables: dict[str, str]) -
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wrong_path_of_a_plan_needs_no_repair(tmp_path: Path) -> None:
-    done = run_script("show_plan", "no/plan.json", cwd=tmp_path)
+@pytest.mark.parametrize("given", ["mine/plan.json", "mine"])
+def test_a_wrong_path_of_a_plan_needs_no_repair(tmp_path: Path, given: str) -> None:
+    (tmp_path / "mine").mkdir()
+    done = run_script("show_plan", given, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.endswith(
-        "there is no plan; correct the path, or run snakemake no/plan.json\n"
+        "there is no plan; correct the path, or run snakemake mine/plan.json\n"
+    )
+    done = run_script("show_report", given.replace("plan", "report"), cwd=tmp_path)
+    assert done.stderr.endswith(
+        "mine/report.json: there is no report; run snakemake mine/report.json\n"
     )

@@ -2,7 +2,7 @@
 """Show a plan: every setting with its reason, memory, hours, dollars, other hardware, claims.
 
 For example:
-    show_plan.py results/expert-sql/plan.json
+    show_plan.py results/expert-sql
 """
 
 from pathlib import Path
@@ -18,9 +18,10 @@ from expertflow.plan.show import plan_text
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("plan", type=Path, nargs="+", help="plan.json of an expert")
+    parser.add_argument("plan", type=Path, nargs="+", help="plan.json of an expert, or its folder")
     shown, manifests = [], list_files(folder / "experts" for folder in FOLDERS)
-    for path in parser.parse_args().plan:
+    for given in parser.parse_args().plan:
+        path = given / "plan.json" if given.is_dir() else given
         if not path.is_file():
             raise DataError(f"{path}: there is no plan; correct the path, or run snakemake {path}")
         plan = read_record(TrainPlan, path)

@@ -10,10 +10,10 @@ from expertflow.report.summary import print_summary
 
 def main() -> None:
     parser = cli.parser(__doc__)
-    parser.add_argument("reports", type=Path, nargs="+", help="report.json files")
-    args = parser.parse_args()
+    parser.add_argument("reports", type=Path, nargs="+", help="report.json files, or their folders")
+    given = parser.parse_args().reports
     cli.stop_with_reader()
-    for path in args.reports:
+    for path in (path / "report.json" if path.is_dir() else path for path in given):
         print_summary(read_report(path), html_path=path.with_suffix(".html"))
 
 

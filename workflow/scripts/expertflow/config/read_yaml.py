@@ -75,8 +75,8 @@ def read_yaml(path: Path) -> Any:
             else yaml.load(text, _Loader)
         )
     except OSError as error:
-        fix = "correct its permissions" if isinstance(error, PermissionError) else "create it"
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {fix}") from error
+        what = "its permissions" if isinstance(error, PermissionError) else "the path"
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); correct {what}") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}: {error.msg}; correct the syntax") from error
     except yaml.YAMLError as error:
