@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import made_up_evaluation as made
-from made_up_ablation import make_ablation
 from made_up_records import make_used
 from made_up_runs import CPU, GPU, Run
 from made_up_series import N_STEPS
@@ -320,8 +319,6 @@ RUNS = (
     Planted("recomputation for nothing", {"plan": {**RECOMPUTED,
             "without_checkpointing_peak_bytes": 70e9}}, "recomputation",
             "gradient_checkpointing: false"),
-    Planted("micro-batch too small", {"ablation": make_ablation()},
-            "switch-costs", "variant batch-32"),
     Planted("kernels that wait for memory", read(tensor_active_percent=15.0,
             sm_active_percent=90.0), "memory-bound-kernels", "a larger micro-batch"),
     Planted("small kernels", together(COOL, read(sm_active_percent=60.0)),

@@ -1,4 +1,4 @@
-"""The ablation: ladders, its page, and its section and finding in the report."""
+"""The ablation: ladders, its page, and its section in the report."""
 
 import re
 from typing import Any
@@ -9,7 +9,6 @@ from made_up_ablation import make_bar as bar
 from made_up_runs import GPU, PROVENANCE
 from msgspec.structs import replace
 from report_reading import (
-    changed,
     check_page_is_safe,
     compare_with_golden,
     hostile,
@@ -23,16 +22,8 @@ from expertflow.report.ablation_facts import Ladder, build_ladders, is_faster
 from expertflow.report.ablation_page import judge_ablation, make_ablation_tiles, render_ablation
 from expertflow.report.build import build_report
 from expertflow.report.check import check_report
-from expertflow.report.findings.hardware import (
-    ONE_PROCESS,
-    OTHER_HARDWARE,
-    find_slow_settings,
-    recomputation_seconds,
-)
-from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Missing
 from expertflow.report.page import render_page
-from expertflow.report.records import Finding, Report
 from expertflow.studies.records import AblationRecord, Bar
 
 AS_PLAN: dict[str, Any] = {"outcome": "is the plan", "reason": "no change", "ratio": None}
@@ -145,17 +136,6 @@ def test_hostile_names_are_escaped_and_complete() -> None:
     assert page.count("</style>") == 1 and "{{ 7 * 7 }}" in page
 
 
-def _report(inputs: ReportInputs, record: AblationRecord | None = None) -> Report:
-    name = inputs.monitor.gpu_name
-    record = record or make_ablation(gpu_name=name)
-    return build_report(replace(inputs, ablation=record), PROVENANCE)
-
-
-def _finding(report: Report) -> Finding:
-    (found,) = find_slow_settings(report)
-    return found
-
-
 def test_the_report_has_the_full_record_and_its_page_a_section() -> None:
     inputs = replace(GPU.short, ablation=make_ablation())
     report = build_report(inputs, PROVENANCE)
@@ -164,54 +144,3 @@ def test_the_report_has_the_full_record_and_its_page_a_section() -> None:
     shown = section(render_page(report, inputs), "comparison")
     compare_with_golden("comparison.txt", lines_of(shown))
     assert 'href="ablation.html"' in shown and "ablation.html" not in GPU.page
-
-
-def test_the_largest_switch_that_slows_the_plan_is_priced() -> None:
-    report = _report(GPU.inputs)
-    found = _finding(report)
-    assert "Micro-batch 32" in found.evidence and "1.08 to 1.10" in found.evidence
-    saved_s = report.time.train_s * (1 - 1 / 1.09)
-    assert found.worth_usd == pytest.approx(2.49 * saved_s / 3600)
-    several = _finding(changed(report, {"training_parameters.world_size": 2}))
-    assert (several.worth_usd, several.worth_reason) == (None, ONE_PROCESS)
-    # Recomputation is not priced twice.
-    report = changed(report, {
-        "training_parameters.gradient_checkpointing": True,
-        "plan.without_checkpointing_peak_bytes": 1,
-        "model.flops_per_token_hardware": 1.05 * report.model.flops_per_token_model,
-    })  # fmt: skip
-    rest_s = saved_s - recomputation_seconds(report)
-    assert 0 < rest_s < saved_s
-    assert _finding(report).worth_usd == pytest.approx(2.49 * rest_s / 3600)
-    # If recomputation costs more than the change saves, nothing is left to price.
-    twice = {"model.flops_per_token_hardware": 2 * report.model.flops_per_token_model}
-    assert _finding(changed(report, twice)).worth_usd == 0
-    name = GPU.inputs.monitor.gpu_name
-    bars = tuple(bar(f"x{i}", f"change {i}", 1.1 + i / 10) for i in range(3))
-    found = _finding(_report(GPU.inputs, _ladder(singles=bars, gpu_name=name)))
-    assert "with \u201cchange 2\u201d" in found.evidence
-    assert "also faster: \u201cchange 1\u201d, \u201cchange 0\u201d" in found.evidence
-    odd = _ladder(singles=(bar("x", "x", 1.2, is_sane=False),), gpu_name=name)
-    assert not list(find_slow_settings(_report(GPU.inputs, odd)))
-
-
-HERE = {"n_cpus_usable": 8, "cpu_model": "Made-up 9000"}
-
-
-@pytest.mark.parametrize(
-    ("here", "record", "is_priced"),
-    [
-        (HERE, {"machine": "8 processors, Made-up 9000"}, True),
-        (HERE, {"gpu_name": "another"}, False),
-        (HERE, {"machine": "4 processors, Made-up 9000"}, False),
-        (HERE, {"machine": "8 processors, Another"}, False),
-        ({**HERE, "cpu_model": None}, {"machine": "8 processors, unnamed"}, True),
-        # One of the two is unknown.
-        (HERE, {"machine": None}, True),
-        (None, {"machine": "8 processors, X"}, True),
-    ],
-)
-def test_other_hardware_has_no_price_here(here: Any, record: Any, is_priced: bool) -> None:
-    made = make_ablation(**{"gpu_name": GPU.inputs.monitor.gpu_name, **record})
-    found = _finding(_report(replace(GPU.inputs, preflight={"machine": here}), made))
-    assert (found.worth_usd or 0) > 0 if is_priced else found.worth_reason == OTHER_HARDWARE

@@ -125,8 +125,3 @@ class MonitorRecord(Card, frozen=True, kw_only=True):
     energy_all_j: float | None = None
     power_all_w: Stats | None = None
     n_lost_readings: dict[str, int] = field(default_factory=dict)
-
-
-def name_processors(n_usable: int, model: str | None) -> str:
-    """Name a machine by its processors, so that records of the same machine can be matched."""
-    return f"{n_usable} processors, {model or 'unnamed'}"

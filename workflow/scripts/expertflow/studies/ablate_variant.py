@@ -9,7 +9,6 @@ from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file
 from expertflow.core.records import fill_record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
-from expertflow.hardware.records import name_processors
 from expertflow.plan.records import ModelFacts, TrainPlan
 from expertflow.studies import compare_trials, variants
 from expertflow.studies.compare_trials import estimate_ratio
@@ -39,7 +38,7 @@ def ablate_variant(job: VariantJob) -> VariantRecord:
         outcome="not measurable",
         hardware=planned.hardware,
         plan_sha256=sha256_file(job.plan),
-        machine=name_processors(here["n_cpus_usable"], here["cpu_model"]),
+        machine=f"{here['n_cpus_usable']} processors, {here['cpu_model'] or 'unnamed'}",
         versions={name: importlib.metadata.version(name) for name in PACKAGES},
     )
     facts = read_part(ModelFacts, job.model, "facts")

@@ -1,26 +1,19 @@
-"""Findings on the card: its memory, its counters, and the settings measured to slow it.
+"""Findings on the card: its memory and its counters.
 
 Temperatures are never judged: the driver reports when the card is too hot.
 """
 
-from expertflow.hardware.records import name_processors
 from expertflow.plan.records import USABLE_FRACTION
-from expertflow.report import ablation_facts as facts
-from expertflow.report import format as f
 from expertflow.report.findings import evidence as e
 from expertflow.report.findings.evidence import Findings, make_finding
 from expertflow.report.format import duration, percent, size
 from expertflow.report.records import Report
-from expertflow.report.run_records import Hardware
-from expertflow.studies.records import AblationRecord, Estimate
 
 THERMAL_LIMIT = 0.01
 BUSY_LIMIT_PERCENT = 60.0
 _OR_CHECKPOINT = ", or set gradient_checkpointing: true"
 SPILL_LIMIT = 0.01  # of the card's memory: less is the sampling of a peak
 HOST_WORK = ("data", "checkpoint", "start-up")  # evaluation keeps the card busy
-OTHER_HARDWARE = "the ablation ran on different hardware than the training"
-ONE_PROCESS = "the ablation ran in one process, and the training in several"
 FULL_FRACTION = 0.9  # of the card: a driver moves memory to the host when it is full
 
 
@@ -63,14 +56,16 @@ def find_recomputation(report: Report) -> Findings:
     without *= _taken_of_plan(report)
     is_short = report.training_report.training.memory_retries
     if not is_short and without < USABLE_FRACTION * total:
-        again, again_s = percent(_recomputed_fraction(report)), recomputation_seconds(report)
+        share = _recomputed_fraction(report)
         yield make_finding(
             "recomputation",
-            evidence=f"activations were computed twice, {again} of the hardware's FLOPs;"
+            evidence=f"activations were computed twice, {percent(share)} of the hardware's FLOPs;"
             f" without that, the predicted peak is at most {size(without)} of {size(total)}",
             threshold=f"keep them if the prediction is below {percent(USABLE_FRACTION)} of memory",
             recommendation="set gradient_checkpointing: false",
-            worth=e.price_time(report, again_s, "the same share of the step time"),
+            worth=e.price_time(
+                report, share * report.time.train_s, "the same share of the step time"
+            ),
         )
 
 
@@ -84,69 +79,6 @@ def _taken_of_plan(report: Report) -> float:
 def _recomputed_fraction(report: Report) -> float:
     model = report.model
     return 1 - model.flops_per_token_model / model.flops_per_token_hardware
-
-
-def recomputation_seconds(report: Report) -> float:
-    return _recomputed_fraction(report) * report.time.train_s
-
-
-def find_slow_settings(report: Report) -> Findings:
-    """Find the setting of the plan that measurably slows it most.
-
-    Gains of several changes do not add up: only the largest is priced.
-    """
-    found = [
-        (record, bar, bar.ratio)
-        for record in report.comparison
-        for bar in facts.single_changes(record)
-        if facts.is_faster(bar) and bar.ratio is not None
-    ]
-    if not found:
-        return
-    # Found from slow to fast: the others are listed from fast to slow.
-    record, best, ratio = max(found, key=lambda item: item[2].value)
-    others = [facts.quote(bar.label) for _, bar, _ in reversed(found) if bar is not best]
-    more = f"; also faster: {', '.join(others)}" if others else ""
-    yield make_finding(
-        "switch-costs",
-        evidence=f"with {facts.quote(best.label)} the plan trains {f.factor(ratio.value)} as fast"
-        f" (95 % interval {facts.format_interval(ratio)}, over {record.n_repeats} pairs of"
-        f" runs){more}",
-        threshold=f"no single change whose interval is above {f.factor(facts.NOTABLE)}",
-        origin="measured by the ablation",
-        recommendation=f"use the settings of variant {best.name} (config/ablations), or tune this"
-        " expert",
-        worth=_worth(report, record, ratio),
-    )
-
-
-def _worth(report: Report, record: AblationRecord, ratio: Estimate) -> tuple[float | None, str]:
-    """Price the step time that the change would have saved, minus what is already priced.
-
-    Recomputed activations have their own price, and the change may be just to keep them.
-    """
-    if report.training_parameters.world_size > 1:
-        return None, ONE_PROCESS
-    if not _is_same_hardware(record, report.training_report.hardware):
-        return None, OTHER_HARDWARE
-    priced_s = recomputation_seconds(report) if any(find_recomputation(report)) else 0.0
-    saved_s = report.time.train_s * (1 - 1 / ratio.value)
-    lost_s = max(0.0, saved_s - priced_s)
-    less = ", minus what is priced as recomputation" if priced_s else ""
-    return e.price_time(
-        report, lost_s, f"the step time that this ratio saves{less} ({duration(lost_s)})"
-    )
-
-
-def _is_same_hardware(record: AblationRecord, hardware: Hardware) -> bool:
-    if (record.device, record.gpu_name) != (hardware.device, hardware.gpu.name or None):
-        return False
-    machine = hardware.machine or {}
-    n_cpus = machine.get("n_cpus_usable")
-    # If either does not record its processors, the card alone decides.
-    if record.machine is None or n_cpus is None:
-        return True
-    return record.machine == name_processors(n_cpus, machine.get("cpu_model"))
 
 
 def find_kernel_limits(report: Report) -> Findings:
