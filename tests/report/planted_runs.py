@@ -351,8 +351,6 @@ RUNS = (
     Planted("card that no table has", {"plan": {"gpu": None},
             "training": {"gpu_name": None, "measured_peak_flops_per_s": 6e14}},
             "measured-peak", "no source gives a peak for this card;"),
-    Planted("busy monitor", {"monitor": {"monitor_cpu_fraction": 0.03}},
-            "monitor-overhead", "collection_interval_seconds"),
     Planted("dead monitor", {"monitor": {"n_samples": 0}}, "monitor-lost", "monitor_gpu.py"),
     Planted("batch of its own", {"plan": {"global_batch_sequences": 64}},
             "rows-not-compared", "its own settings"),

@@ -8,8 +8,6 @@ from expertflow.report.measured import is_measured
 from expertflow.report.records import Report
 from expertflow.report.run_records import PlanRow
 
-MONITOR_LIMIT = 0.005
-
 
 def find_missed_plan(report: Report) -> Findings:
     row, time, calibrated = _row(report, "Wall time"), report.time, report.plan.calibrated
@@ -95,20 +93,8 @@ def find_plain_route(report: Report) -> Findings:
         )
 
 
-def find_monitor_faults(report: Report) -> Findings:
-    hardware = report.training_report.hardware
-    share = hardware.monitor_cpu_fraction
-    # Its start weighs heavily in a short run.
-    if share and e.has_readings(report) and share > MONITOR_LIMIT:
-        yield make_finding(
-            "monitor-overhead",
-            severity="info",
-            evidence=f"the monitor used {percent(share)} of one core",
-            threshold=f"at most {percent(MONITOR_LIMIT)}",
-            recommendation="raise collection_interval_seconds",
-            worth="it uses another core than the trainer; its cost in time was not measured",
-        )
-    if hardware.samples <= 0:
+def find_lost_monitor(report: Report) -> Findings:
+    if report.training_report.hardware.samples <= 0:
         yield make_finding(
             "monitor-lost",
             severity="info",
