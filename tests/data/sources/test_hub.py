@@ -212,7 +212,7 @@ def test_a_missing_choice_is_named_with_the_available_ones(tmp_path: Path) -> No
         ({"id": "someone/web", "config": "held"}, "web refers to an address (http://127.0.0.1"),
         ({"id": "someone/told", **easy}, "told refers to an address (http://127.0.0.1:9/"),
         ({**SUMS, "options": {"data_files": "https://x.org/a"}}, "an address (https://x.org/a)"),
-        ({"id": "a/b/c"}, "(HFValidationError: Repo id must"),
+        ({"id": "a/b/c"}, "is no id like owner/name; correct it, or use kind local for files"),
         (
             {"id": "someone/parts", "split": "train[8000:9001]"},
             "someone/parts has 9000 rows in this split, not all of [8000:9001]",

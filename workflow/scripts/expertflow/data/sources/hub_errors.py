@@ -125,6 +125,8 @@ def _explain_cause(source: SourceSpec, error: BaseException) -> str | None:
             return describe_full_cache(str(error).partition("Needed: ")[2].partition(" (")[0])
         case PermissionError():
             return f"{error.filename}: not writable; set HF_HOME to a folder that is"
+        case hub.HFValidationError():
+            return f"{name!r} is no id like owner/name; correct it, or use kind local for files"
         case hub.RevisionNotFoundError():
             fix = f"use a branch, tag or commit of {page}/commits/main"
             return f"data set {name} has no revision {source.revision or 'main'!r}; {fix}"
