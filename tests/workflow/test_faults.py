@@ -55,6 +55,8 @@ FAULTS = [
     Fault("tiny-qwen3", "tiny-qwen", "which is not known; did you mean 'builtin:tiny-qwen3'?"),
     Fault("builtin:tiny-qwen3", "dat/", "model is 'dat/', but there is no such folder; did you"),
     Fault("builtin:tiny-qwen3", "data", "data: no config.json; use a model directory or a hub"),
+    Fault("builtin:tiny-qwen3", "results/mine/merged", "model is results/mine/merged, which this"),
+    Fault(EPOCHS, "lora: {init_from: results/mine/checkpoint}", "checkpoint, which this run repl"),
     Fault(EPOCHS, "attention: varlen", "training.attention varlen needs a CUDA card; use auto"),
     Fault(EPOCHS, "tuned: a.json", "training.tuned names a.json, which does not exist"),
     Fault(EPOCHS, "max_hours: 1", "max_hours is set but cannot be checked: the speed of this hard"),

@@ -187,7 +187,14 @@ class ConfiguredExpert:
     @cached_property
     def plan_spec(self) -> PlanSpec:
         spec = self.hardware.plan_spec(self.settings)
-        if spec.lora is None or spec.lora.init_from is None:
+        adapter = spec.lora and spec.lora.init_from
+        for key, place in (("model", self.settings["model"]), ("training.lora.init_from", adapter)):
+            if place and Path(place).expanduser().resolve().is_relative_to(self.results.resolve()):
+                # Snakemake deletes a job's outputs before it starts.
+                raise ConfigError(
+                    f"expert {self.name}: {key} is {place}, which this run replaces; use a copy"
+                )
+        if spec.lora is None or adapter is None:
             return spec
         # By content: a different adapter at the same path is a different training.
         sha256 = hash_adapter(spec.lora, self.hashes.sha256)
