@@ -255,7 +255,7 @@ def make_training() -> t.TrainingRecord:
     )  # fmt: skip
     return t.TrainingRecord(
         expert="expert-sql", fingerprint="7a" * 32,
-        started_at="2026-06-14T09:12:44Z", method="lora", base_model="Qwen/Qwen3-0.6B",
+        started_at="2026-06-14T09:12:44Z", method="lora",
         device="cuda", gpu_name=GPU, precision="bf16", attention="flash",
         activated=("packing", "bf16", "flash attention", "fused loss"), world_size=1, n_threads=8,
         seed=42, n_params_total=600_637_440, n_params_trainable=4_587_520, n_steps=N_STEPS,

@@ -45,7 +45,7 @@ def measured(name: str, *ratios: float, plan: float = 100.0, **changes: Any) -> 
     """Return a variant with these ratios to a plan of ``plan`` tokens per second."""
     settings: dict[str, Any] = {
         "expert": "e", "variant": variant(name), "outcome": "measured", "reason": None,
-        "hardware": "cpu", "plan_sha256": "p",
+        "plan_sha256": "p",
         "timings": tuple(timing(plan * r) for r in ratios),
         "plan_timings": tuple(timing(plan) for _ in ratios),
         "ratio": estimate_ratio(ratios) if ratios else None, "loss_differs": 0.0, "is_sane": True,

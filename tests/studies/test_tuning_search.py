@@ -224,7 +224,6 @@ def test_best_and_default_alternate_at_the_end(job: Job) -> None:
     rows = [trial.plan.batch_size for trial in machine.ran[-6:]]
     assert rows == [8, 16, 16, 8, 8, 16]
     assert made.gain == pytest.approx(2600 / 1800) and made.gain_low == pytest.approx(made.gain)
-    assert (made.default_tokens_per_s, made.best_tokens_per_s) == (1800, 2600)
 
 
 def test_without_time_for_pairs_the_default_stays(job: Job) -> None:
@@ -250,7 +249,7 @@ def test_pairs_continue_those_of_a_stopped_search(job: Job, tmp_path: Path) -> N
 def test_one_of_several_processes_is_timed_and_an_uncertain_gain_is_a_tie(job: Job) -> None:
     machine = Machine()
     made = machine.tune(job(plan_spec(**FREE, world_size=2, parallel="ddp")))
-    assert "2 x ddp" in made.key and made.global_batch_sequences == 16
+    assert "2 x ddp" in made.key and "16 rows a step" in made.key
     for plan in (trial.plan for trial in machine.ran):
         n_rows = plan.batch_size * plan.gradient_accumulation_steps
         assert (plan.world_size, n_rows, plan.global_batch_sequences) == (1, 8, 8)

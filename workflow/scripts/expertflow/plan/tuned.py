@@ -54,16 +54,11 @@ class TuningRecord(Record, frozen=True, kw_only=True):
     key: str
     hardware: str
     gpu_name: str | None
-    model: str
-    sequence_length_tokens: int
-    global_batch_sequences: int
     best: TunedSettings | None
     default: TunedSettings
-    default_tokens_per_s: float | None
-    best_tokens_per_s: float | None
-    gain: float | None
-    gain_low: float | None
-    gain_high: float | None
+    gain: float | None = None
+    gain_low: float | None = None
+    gain_high: float | None = None
     trials: tuple[TuningTrial, ...]
 
     @property

@@ -36,7 +36,6 @@ def ablate_variant(job: VariantJob) -> VariantRecord:
         expert=planned.expert,
         variant=job.spec.variant,
         outcome="not measurable",
-        hardware=planned.hardware,
         plan_sha256=sha256_file(job.plan),
         machine=f"{here['n_cpus_usable']} processors, {here['cpu_model'] or 'unnamed'}",
         versions={name: importlib.metadata.version(name) for name in PACKAGES},

@@ -133,7 +133,6 @@ class VariantRecord(Record, frozen=True, kw_only=True):
     variant: Variant
     outcome: Literal["measured", "is the plan", "out of memory", "failed", "not measurable"]
     reason: str | None = None
-    hardware: str
     plan_sha256: str
     timings: tuple[TrialResult, ...] = ()
     plan_timings: tuple[TrialResult, ...] = ()

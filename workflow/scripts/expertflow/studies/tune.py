@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from msgspec import Struct
@@ -70,8 +69,12 @@ def tune(
     draft = draft_plan(job)
     plan = plan_training(draft)
     _check(plan)
-    packing, model_type = draft.packing.packing, draft.facts.model_type
-    key = tuning_key(plan, model_type=model_type, packing=packing, cpu=cpu_name(draft.gpu))
+    key = tuning_key(
+        plan,
+        model_type=draft.facts.model_type,
+        packing=draft.packing.packing,
+        cpu=cpu_name(draft.gpu),
+    )
     made_by = (job.code, *(f"{name} {metadata.version(name)}" for name in LIBRARIES))
     alone = with_one_process(plan, packing=draft.packing, facts=draft.facts)
     with open_cache(job.cache, CachedTrials(key=key, made_by=made_by)) as (path, kept):
@@ -95,7 +98,6 @@ def tune(
         **judged,
         key=key,
         gpu_name=bench.kept.gpu_name,
-        model=model_type,
         default=search.default,
         trials=tuple(search.trials.values()),
     )
@@ -200,34 +202,22 @@ def _judge(
 ) -> dict[str, object]:
     """Time alternating pairs; return the winner, the default unless the gain is certain."""
     default = search.default
-    speeds = {settings: trial.tokens_per_s for settings, trial in search.trials.items()}
-
-    def winner(settings: TunedSettings | None, **gain: float) -> dict[str, object]:
-        return {
-            **{"gain": None, "gain_low": None, "gain_high": None, **gain},
-            "best": settings,
-            "default_tokens_per_s": speeds[default],
-            "best_tokens_per_s": None if settings is None else speeds[settings],
-        }
-
     if best == default:
-        return winner(best, gain=1.0)
+        return {"best": best, "gain": 1.0}
     if best is None or search.trials[default].outcome != "measured":
-        return winner(best)
+        return {"best": best}
+    # The winner of a search is partly the luckiest of many trials.
     pairs = _time_pairs(bench, search, best, end_s=end_s)
     if len(pairs) < N_PAIRS:
         n_pairs = len(pairs)
         log.info("%s: %d of %d pairs: keeping the default", settings_words(best), n_pairs, N_PAIRS)
-        return winner(default)
+        return {"best": default}
     gain = estimate_ratio([pair.best_tokens_per_s / pair.default_tokens_per_s for pair in pairs])
     if gain.value < 1 + TIE_FRACTION or gain.low <= 1:
         found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
         log.info("%s: %s: a tie", settings_words(best), found)
-        return winner(default, gain=1.0)
-    # From the pairs, because the winner of a search is partly the luckiest of many trials.
-    speeds[best] = median(pair.best_tokens_per_s for pair in pairs)
-    speeds[default] = median(pair.default_tokens_per_s for pair in pairs)
-    return winner(best, gain=gain.value, gain_low=gain.low, gain_high=gain.high)
+        return {"best": default, "gain": 1.0}
+    return {"best": best, "gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
 
 
 def _time_pairs(bench: Bench, search: Search, best: TunedSettings, *, end_s: float) -> list[Pair]:

@@ -185,7 +185,6 @@ def summarize_run(
         progress,
         plan,
         fingerprint=run.state.name,
-        base_model=run.model.name,
         device=run.device.type,
         activated=run.activated,
         n_threads=torch.get_num_threads(),

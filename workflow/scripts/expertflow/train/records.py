@@ -208,7 +208,6 @@ class RunSummary(Record, frozen=True, kw_only=True):
     fingerprint: str
     started_at: str
     method: str
-    base_model: str
     device: str
     precision: str
     attention: str
