@@ -167,6 +167,8 @@ def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
         ("packing: true\npacking_strategy: wrapped", {"packing": "concat"}),
         ("packing_strategy: wrapped\npacking: true", {"packing": "concat"}),
         ("packing_strategy: bfd", {"packing": "none"}),
+        ("neat_packing: true\npacking: false", {"packing": "bfd"}),
+        ("packing: true\nneat_packing: false", {"packing": "bfd"}),
     ],
 )
 def test_settings_that_depend_on_each_other_are_translated_together(
@@ -199,6 +201,8 @@ def test_a_key_without_effect_sets_nothing(tmp_path: Path, turn: int) -> None:
 
 def test_a_peers_defaults_are_set(tmp_path: Path) -> None:
     text = "model_name: m\nstage: pt\nfinetuning_type: lora\nlora_rank: 64\ndataset: web"
+    [source] = translate_text(tmp_path, f"{text}\ndataset_dir: /lf").manifest["sources"]
+    assert source["path"] == "/lf/web.json"
     result = translate_text(tmp_path, text)
     training, [source] = result.manifest["training"], result.manifest["sources"]
     # LLaMA-Factory's scale is twice the rank, without dropout; texts are packed.

@@ -37,7 +37,8 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
     if isinstance(given, str):
         # LLaMA-Factory: names from its dataset_info.json, separated by commas.
         kind = "completion" if found.get("stage") == "pt" else "alpaca"
-        given = [{"path": f"data/{one.strip()}.json", "type": kind} for one in given.split(",")]
+        folder = found.get("dataset_dir") or "data"
+        given = [{"path": f"{folder}/{one.strip()}.json", "type": kind} for one in given.split(",")]
     if found.get("train_dataset"):
         # A list of data sets; the user names them one by one.
         given = [{"path": str(Path(found["train_dataset"]).with_suffix(".jsonl"))}]

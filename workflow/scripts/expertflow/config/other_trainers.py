@@ -28,7 +28,7 @@ GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "har
 DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_mixer", "dataset_splits",
             "dataset_name", "train_dataset", "dataset_config", "dataset_train_split",
             "dataset_test_split", "data_path", "dataset_path", "dataset_text_field", "train_path",
-            "sequences_file", "field_mapping", "data_files")  # fmt: skip
+            "sequences_file", "field_mapping", "data_files", "dataset_dir")  # fmt: skip
 METHODS = ("adapter", "finetuning_type", "use_peft", "use_lora", "load_in_4bit", "use_4bit",
            "quantization_bit", "adapter_type", "method", "lora_enabled", "peft_config.name",
            "quant_config.name", "type", "name")  # fmt: skip
@@ -210,6 +210,11 @@ def _why_ignored(key: str, value: Any, found: Settings) -> str | None:
         return "documents are not packed"
     if key == packing and value is True and found.get("packing_strategy"):
         return "packing_strategy says how"
+    # In LLaMA-Factory it implies the other one.
+    if key == packing and found.get("neat_packing"):
+        return "neat_packing is true"
+    if key == "neat_packing" and not value:
+        return f"{packing} decides"
     if key == "quantization_bit" and value == 8:
         return _reason("load_in_8bit")
     losses = ("completion_only_loss", "assistant_only_loss")
