@@ -19,7 +19,7 @@ from expertflow.data import cache
 from expertflow.hardware import probe
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan import switches
-from expertflow.plan.cost import check_predictable, price_of_plan
+from expertflow.plan.cost import check_budgets, price_of_plan
 from expertflow.plan.records import CostPlan
 from expertflow.plan.settings import TrainingSection
 from expertflow.plan.step_time import card_speed
@@ -68,11 +68,10 @@ def check_machine(expert: ConfiguredExpert, rule: str) -> None:
     if rule == "plan_training":
         precision, _ = switches.choose_precision(spec, gpu)
         speed = card_speed(gpu, precision, use_tf32=spec.use_tf32)
-        check_predictable(
-            spec,
-            has_hours=expert.config["calibrate"] or not isinstance(speed, str),
-            has_price=price_of_plan(spec, gpu).usd_per_hour is not None,
-        )
+        hours = None if isinstance(speed, str) and not expert.config["calibrate"] else 0.0
+        # Whether the plan will have hours and dollars to compare with a budget, however many.
+        some = price_of_plan(spec, gpu).band((hours, hours, hours), "predicted_")
+        list(check_budgets(CostPlan(reason="", **some), spec))
     # Packages and cards of this machine say nothing about the one that trains.
     if elsewhere or rule not in TRAINS:
         return

@@ -305,27 +305,9 @@ def _measured_reason(measured: Calibration, plan: TrainPlan, n_saves: int) -> st
     )
 
 
-def check_predictable(spec: PlanSpec, *, has_hours: bool, has_price: bool) -> None:
-    """Raise ConfigError for a budget that there will be no prediction for."""
-    lacks = "no price is configured for this hardware"
-    if not has_hours:
-        lacks = "the speed of this hardware is unknown (calibrate: true measures it)"
-    for setting, is_known in (
-        (Training.max_hours, has_hours),
-        (Training.max_usd, has_hours and has_price),
-    ):
-        key = name_of(setting)
-        if getattr(spec, key) is not None and not (is_known or spec.may_drop_budgets):
-            raise ConfigError(
-                f"training.{key} is set but cannot be checked: {lacks}; provide what is missing,"
-                f" or set {key} to null"
-            )
-
-
 def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[Any, str, str]]:
     """Yield setting, value and outcome of each budget; raise ConfigError unless it is met."""
     hours, usd = cost.predicted_hours, cost.predicted_usd
-    check_predictable(spec, has_hours=hours is not None, has_price=usd is not None)
     for setting, value, high, show in (
         (Training.max_hours, hours, cost.predicted_hours_high, _hours_words),
         (Training.max_usd, usd, cost.predicted_usd_high, _usd_words),
@@ -334,6 +316,14 @@ def check_budgets(cost: CostPlan, spec: PlanSpec) -> Iterator[tuple[Any, str, st
         if (budget := getattr(spec, key)) is None:
             continue
         if value is None or high is None:
+            lacks = "no price is configured for this hardware"
+            if hours is None:
+                lacks = "the speed of this hardware is unknown (calibrate: true measures it)"
+            if not spec.may_drop_budgets:
+                raise ConfigError(
+                    f"training.{key} is set but cannot be checked: {lacks}; provide what is"
+                    f" missing, or set {key} to null"
+                )
             words = "ignored: the demo runs on the CPU, where no budget can be checked"
         # The middle decides; a high end above the budget is only reported.
         elif value > budget:
