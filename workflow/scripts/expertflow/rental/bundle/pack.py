@@ -138,9 +138,8 @@ def _changed_sidecar(record: Path, **changes: object) -> Items:
     note = sidecar_of(record)
     if not note.is_file():
         return {}
-    return {
-        note.as_posix(): _json_text(seal(to_json(replace(read_record(Sidecar, note), **changes))))
-    }
+    changed = replace(read_record(Sidecar, note), **changes)
+    return {note.as_posix(): _json_text(seal(to_json(changed)))}
 
 
 def _json_text(value: object) -> bytes:
