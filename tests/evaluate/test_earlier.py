@@ -68,17 +68,20 @@ def test_other_questions_and_the_same_weights_are_not_compared(path: Path) -> No
     append_run(run("a", "x"), path)
     changes: list[dict[str, Any]] = [
         {"task": "final_answer"}, {"max_new_tokens": 9}, {"decoding": Decoding(stop=(";",))},
-        {"fields": {"schema": "form"}}, {"artifacts": {"database": __file__}},
+        {"fields": {"schema": "form"}}, {"artifacts": {"folder": str(path.parent)}},
     ]  # fmt: skip
     others = [run("b", "x", how=spec(**change)) for change in changes]
     others += [run("b", "x", scorer=SCORER | {"code": "0b"}), run("b", "x", metric="other")]
     for other in (*others, run("a", "x")):
         assert compare(other, path) is None
+    # An artifact is identified by its content, which an entry changes here.
+    append_run(run("c", "x", how=spec(artifacts={"database": str(path)})), path)
+    assert compare(run("d", "x", how=spec(artifacts={"database": str(path)})), path) is None
     append_run(run("b", "x"), path)
     append_run(run("b", "x"), path)
     found = compare(run("b", "x"), path)
     assert found is not None and found.weights_sha256 == "a"
-    assert [before.weights_sha256 for before in read_runs(path)] == ["a", "b"]
+    assert [before.weights_sha256 for before in read_runs(path)] == ["a", "c", "b"]
 
 
 def test_damaged_lines_are_dropped(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,16 +106,6 @@ def test_a_records_fields_for_the_scorer_are_part_of_its_question(path: Path) ->
     for tests, n_shared in (("assert(1)", 1), ("assert(2)", 0)):
         found = compare(graded("b", tests), path)
         assert found is not None and found.n_shared_questions == n_shared
-
-
-def test_artifacts_are_identified_by_content(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "database").write_text("wrong")
-    how = spec(artifacts={name: str(tmp_path / name) for name in ("folder", "database")})
-    first = run("a", "x", how=how).how.artifacts
-    (tmp_path / "database").write_text("right")
-    again = run("a", "x", how=how).how.artifacts
-    assert again["folder"] == first["folder"] and again["database"] != first["database"]
 
 
 def test_the_newest_fifty_are_kept(path: Path) -> None:
