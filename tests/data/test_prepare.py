@@ -218,11 +218,14 @@ def test_a_chat_stays_on_the_side_of_its_first_question(path: Path) -> None:
 
 
 def test_odd_chats_are_counted_where_they_become_documents(path: Path) -> None:
-    empty = {"role": "system", "content": ""}
-    chats = [empty, *say("a", "b")], say("a", "b")[1:], [empty]
+    empty, (asked, answer) = {"role": "system", "content": " "}, say("a", "b")
+    null, system = {**empty, "content": None}, {**empty, "content": "x"}
+    chats = [empty, asked, answer], [null, answer, asked], [system, answer], [empty]
     write(path, *({"turns": turns, "c": "x"} for turns in chats), {"turns": chats[0]})
     record = prepare(path, CHAT, category="c")
-    assert record.n_noted_by_reason == {"assistant_first": 1, "empty_system_turn": 1}
+    roles = [[turn.role for turn in document.body.turns] for document in documents(record)]
+    assert roles == [["user", "assistant"], ["assistant", "user"], ["system", "assistant"]]
+    assert record.n_noted_by_reason == {"assistant_first": 2, "empty_system_turn": 2}
     assert record.n_rejected_by_reason == {"missing_field": 1, "nothing_to_learn": 1}
 
 

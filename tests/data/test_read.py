@@ -11,7 +11,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from expertflow.core.errors import DataError
@@ -70,21 +70,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"a": 18446744073709551615, "b": -9223372036854775808, "c": 1e300}',
-        b'{"a": "\\\\u0000 \\ud83d\\ude00", "\\":": "\\":"}\r\n',
-        b'{"a": ' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}",
-        '{"a": "\ufeff\u2028\x85"}'.encode(),
-    ],
-)
-def test_apparent_faults_are_read(line: bytes) -> None:
-    assert parse_object(line) == json.loads(line)
-
-
 @settings(max_examples=50)
 @given(value=OBJECTS, ascii_only=st.booleans(), colon=COLONS, indent=st.sampled_from([None, 1]))
+@example({"a": ["\ufeff\u2028\x85\U0001f600", 2**64 - 1, -(2**63), 1e300]}, True, ":", None)
 def test_values_are_those_of_the_standard_library(
     value: dict[str, Any], ascii_only: bool, colon: str, indent: int | None
 ) -> None:
@@ -220,15 +208,17 @@ def test_every_fault_has_its_code_and_place(
     bad = [*FAULTS, (b'{"q": "' + b"x" * 50_000 + b'"}', "record_too_large", None)]
     path = tmp_path / f"bad{suffix}"
     raw = b'\xef\xbb\xbf{"q": 0}\r\n\n' + b"\n".join(b'{"q": 1}\n' + line for line, *_ in bad)
-    # A line of exactly the maximum size.
+    # A line of exactly the maximum size, and one as deep as possible.
     raw += b'\n{"q": "' + b"x" * (30_000 - len(b'{"q": ""}')) + b'"}\n'
+    raw += b'{"q": ' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}\n"
     path.write_bytes(gzip.compress(raw) if suffix.endswith(".gz") else raw)
     file = describe(path)
     assert file.notes == ("starts with a byte order mark",)
     records = read_shards((file,), n_shards)
     found = {r.where: [r.fault.reason, r.fault.field] for r in records if r.fault}
     assert found == {f"{path}, line {4 + 2 * i}": why for i, (_, *why) in enumerate(bad)}
-    assert [r.number for r in records if r.value] == [1, *range(3, 2 * len(bad) + 4, 2)]
+    n_lines = 2 * len(bad) + 4
+    assert [r.number for r in records if r.value] == [1, *range(3, n_lines, 2), n_lines]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.json"])

@@ -140,26 +140,6 @@ def test_turns_come_in_several_shapes(turns: Any, source: dict[str, Any], wanted
     assert chat_of(turns, **source).turns == wanted
 
 
-@pytest.mark.parametrize(
-    ("turns", "notes", "roles"),
-    [
-        ([USER, ANSWER], (), ["user", "assistant"]),
-        ([SYSTEM, USER, ANSWER], ("empty_system_turn",), ["user", "assistant"]),
-        (
-            [{**SYSTEM, "content": None}, USER, ANSWER],
-            ("empty_system_turn",),
-            ["user", "assistant"],
-        ),
-        ([{**SYSTEM, "content": "x"}, ANSWER], ("assistant_first",), ["system", "assistant"]),
-        ([SYSTEM, ANSWER, USER], ("empty_system_turn", "assistant_first"), ["assistant", "user"]),
-    ],
-)
-def test_odd_chats_are_accepted_and_noted(turns: Any, notes: Any, roles: list[str]) -> None:
-    draft = draft_maker(replace(SPEC, source=CHAT))({"turns": turns})
-    assert draft.notes == notes
-    assert [turn.role for turn in put_together(draft.frame, draft.contents).turns] == roles
-
-
 def test_tool_calls_as_text_or_object() -> None:
     arguments = {"x": [-(1 << 63), (1 << 64) - 1, "é"]}
     for given in (arguments, json.dumps(arguments)):

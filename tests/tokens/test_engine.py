@@ -96,28 +96,19 @@ def test_one_different_id_rules_fastokens_out(
 
 
 @pytest.mark.parametrize("wanted", ["auto", "tokenizers"])
-def test_saved_truncation_and_padding_are_ignored(tmp_path: Path, wanted: Any) -> None:
-    tokenizer = train_tokenizer(["a text"] * 3, vocab_size=300)
-    ids = tokenizer.encode("a text " * 9).ids
-    tokenizer.enable_truncation(8)
-    tokenizer.enable_padding(length=20)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    engine = choose_engine(tmp_path, wanted=wanted, sample=[])
-    assert engine.encode_flat(["a text " * 9, "", "a"]).tolist() == [ids, [], ids[:1]]
-    assert Engine(tmp_path).encode_with_special_tokens("a text " * 9) == ids
-
-
-@pytest.mark.parametrize("wanted", ["auto", "tokenizers"])
-def test_dropout_is_turned_off(
+def test_saved_truncation_padding_and_dropout_are_ignored(
     tmp_path: Path, wanted: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokenizer = train_tokenizer(["a longer text"] * 3, vocab_size=300)
-    ids = tokenizer.encode("a longer text " * 9).ids
+    tokenizer, text = train_tokenizer(["a longer text"] * 3, vocab_size=300), "a longer text " * 9
+    ids = tokenizer.encode(text).ids
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=20)
     model: Any = tokenizer.model
     model.dropout = 0.9
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     engine = choose_engine(tmp_path, wanted=wanted, sample=[])
-    assert engine.encode_flat(["a longer text " * 9] * 9).tolist() == [ids] * 9
+    assert engine.encode_flat([*[text] * 9, "", "a"]).tolist() == [*[ids] * 9, [], ids[:1]]
+    assert Engine(tmp_path).encode_with_special_tokens(text) == ids
     assert "tokenizer.json: its dropout of 0.9 is not used here" in caplog.text
 
 

@@ -304,14 +304,6 @@ def test_a_schema_may_be_inside_an_object_and_is_required() -> None:
     assert caught.value.field == "task.schema"
 
 
-def test_the_draft_is_the_schemas() -> None:
-    # `dependentRequired` came with 2019-09; draft 7 does not have it.
-    schema = {"dependentRequired": {"a": ["b"]}}
-    draft_7 = {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
-    assert reason({"a": 1}, schema) == "json_schema_violation"
-    assert reason({"a": 1}, draft_7) is None
-
-
 DOUBLING: dict[str, Any] = {
     f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)
 } | {"d30": {}}
