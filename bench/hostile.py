@@ -1,6 +1,6 @@
 """Score hostile predictions for every task and hostile schemas; count the contained ones.
 
-    PYTHONPATH=workflow/scripts:tests:tests/evaluate:tests/data/checks python bench/hostile.py
+    PYTHONPATH=workflow/scripts:tests:tests/evaluate python bench/hostile.py
 
 A prediction is contained if it is judged wrong in time and leaves no trace: no file, process,
 connection or environment variable. A schema is contained if judging it is aborted in time.

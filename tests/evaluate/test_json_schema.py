@@ -46,13 +46,8 @@ def test_kinds() -> None:
         "{'name': 'Ada'}": "did_not_parse",
         '{"name": "Ada"} and more': "did_not_parse",
         "NaN": "did_not_parse",
-        "[-Infinity]": "did_not_parse",
-        "1e999": "did_not_parse",
-        '{"name": "Ada", "name": "Ada", "age": 36}': "did_not_parse",
-        "-" + "9" * 400: "did_not_parse",
         "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1): "did_not_parse",
         "[" + "1," * 500_000 + "1]": "did_not_parse",
-        '"\x01"': "did_not_parse",
     }
     assert {prediction: _kind(prediction) for prediction in expected} == expected
     recursive = '{"type": "array", "items": {"$ref": "#"}}'

@@ -61,25 +61,6 @@ def test_a_merged_adapter_has_the_same_logits(
     assert (record.n_rows_compared, record.published_step) == (4, 3)
 
 
-@pytest.mark.parametrize(
-    ("choice", "stored", "expected"),
-    [
-        ("auto", torch.float16, torch.float16),
-        ("fp32", torch.bfloat16, torch.float32),
-        ("bf16", torch.float32, torch.bfloat16),
-    ],
-)
-def test_weights_are_written_in_the_bases_own_dtype_or_the_one_set(
-    tmp_path: Path, choice: Any, stored: torch.dtype, expected: torch.dtype
-) -> None:
-    base = write_base(tmp_path / "base", dtype=stored)
-    what = train_adapter(base, tmp_path / "adapter")
-    record = export(what, tmp_path / "merged", dtype=choice)
-    assert {p.dtype for p in plain(tmp_path / "merged", dtype="auto").parameters()} == {expected}
-    assert record.dtype == str(expected).removeprefix("torch.")
-    assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == record.dtype
-
-
 def test_merging_is_done_in_fp32_rounded_once_and_measured(tmp_path: Path) -> None:
     half_base = write_base(tmp_path / "half", dtype=torch.bfloat16)
     what = train_adapter(half_base, tmp_path / "adapter")
@@ -91,6 +72,11 @@ def test_merging_is_done_in_fp32_rounded_once_and_measured(tmp_path: Path) -> No
         assert torch.equal(tensor, exact[name].to(torch.bfloat16)), name
     whole = export(what, tmp_path / "exact", dtype="fp32")
     assert abs(whole.loss_after_merge - whole.loss_before_merge) < 1e-5
+    # The base's own dtype, or the one that is set.
+    for record, folder, dtype in ((rounded, "rounded", "bfloat16"), (whole, "exact", "float32")):
+        saved = {str(p.dtype) for p in plain(tmp_path / folder, dtype="auto").parameters()}
+        config = json.loads((tmp_path / folder / "config.json").read_text())
+        assert saved == {f"torch.{dtype}"} and dtype == record.dtype == config["dtype"]
     # Without a dtype, transformers computes in that of the files; here everything is exact.
     loaded = load_base(str(tmp_path / "rounded"), dtype=torch.float32, attention_name="sdpa")
     again = merge.compute_outputs(loaded, merge.sample_rows(held_out_rows()))
@@ -200,6 +186,9 @@ def test_the_sample_is_bounded_by_rows_and_by_tokens(monkeypatch: pytest.MonkeyP
 def test_a_base_dtype_that_cannot_be_kept_is_named(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
+    save_file({"w": torch.zeros(3, dtype=torch.float16).numpy()}, tmp_path / "model.safetensors")
+    assert find_dtype("auto", tmp_path) is torch.float16
+    assert find_dtype("bf16", tmp_path) is torch.bfloat16
     save_file({"w": torch.zeros(3, dtype=torch.int8).numpy()}, tmp_path / "model.safetensors")
     with pytest.raises(TrainingError, match=r"are I8; set export\.dtype to fp32 or bf16"):
         find_dtype("auto", tmp_path)

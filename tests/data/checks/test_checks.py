@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_schemas import hostile_schemas
 from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError
@@ -330,8 +329,8 @@ def test_exponential_schemas_are_aborted(document: Any, schema: Any, expected: s
 
 
 def test_exponential_schemas_in_c_are_killed_and_the_next_is_judged() -> None:
-    schema, document = hostile_schemas()["a long pattern"]
-    assert reason(json.dumps(document), schema) == "schema_too_costly"
+    schema = {"pattern": "a?" * 30_000 + "a" * 30_000}
+    assert reason(json.dumps("a" * 30_000), schema) == "schema_too_costly"
     assert reason(1, {"type": "string"}) == "json_schema_violation"
 
 
