@@ -93,6 +93,13 @@ def test_the_loss_decides() -> None:
         assert found.learned == answer and said in found.sentence
 
 
+def test_a_continued_adapter_is_not_credited_with_what_it_had_learned() -> None:
+    points = GPU.report.training_report.training.eval_points
+    continued = verdict(changed(GPU.report, {"model.lora.init_from": "adapter"}))
+    assert f"continued here began with a loss of {points[0].loss:.3f}." in continued.sentence
+    assert "continued" not in verdict(GPU.report).sentence
+
+
 @pytest.mark.parametrize(("n", "answer"), [(5, learned.TOO_FEW), (6, "Inconclusive.")])
 def test_too_few_held_out_documents_are_reported_as_such(n: int, answer: str) -> None:
     report = _with_metric(difference=0.1, ci95=[-0.1, 0.3], change=SAME)

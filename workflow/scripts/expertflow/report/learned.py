@@ -169,8 +169,17 @@ def judge_run(report: Report) -> Verdict:
     if learned == "yes" and n_failed:
         answer = f"Yes, but {n_failed} of {n_bars} acceptance bars failed."
         verdict = replace(verdict, level="mixed", answer=answer)
-    sentences = (evidence, _overfitting(report), _time(report), _largest_loss(report))
-    return replace(verdict, sentence=" ".join(s for s in sentences if s).replace(f.NBSP, " "))
+    others = (of(report) for of in (_starting_loss, _overfitting, _time, _largest_loss))
+    sentence = " ".join(filter(None, (evidence, *others))).replace(f.NBSP, " ")
+    return replace(verdict, sentence=sentence)
+
+
+def _starting_loss(report: Report) -> str:
+    lora, points = report.model.lora, report.training_report.training.eval_points
+    if not is_measured(lora) or lora.init_from is None:
+        return ""
+    start = "".join(f" of {f.loss(point.loss)}" for point in points if point.step == 0)
+    return f"Before is the base model; the adapter continued here began with a loss{start}."
 
 
 def _answer(report: Report) -> Answer:
