@@ -100,22 +100,6 @@ def test_a_ladder_ends_at_the_plan(tmp_path: Path) -> None:
     assert "leaves optim as" in refused(tmp_path, ladder(step, packed, **start))
 
 
-def test_rungs_drop_one_change_after_another(tmp_path: Path) -> None:
-    start = {"training": {"attention": "sdpa", "optim": "adamw_torch"}}
-    steps = [
-        {"name": "a", "label": "A", "rows": "unpacked"},
-        {"name": "b", "label": "B", "as_planned": ["optim"], "rows": "packed"},
-        {"name": "c", "label": "C", "as_planned": ["attention"]},
-    ]
-    rungs = read(written(tmp_path, ladder(*steps, **start))).variants
-    assert [(v.rows, sorted(v.training)) for v in rungs] == [
-        ("on_the_fly", ["attention", "optim"]),
-        ("unpacked", ["attention", "optim"]),
-        ("packed", ["attention"]),
-        ("packed", []),
-    ]
-
-
 def test_an_invalid_claim_is_rejected(tmp_path: Path) -> None:
     claim = {"claim": "c", "by": "b", "said": "s", "of": "one", "to": "two"}
     two = {**ONE, "name": "two"}

@@ -2,7 +2,6 @@
 
 import io
 import os
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,13 @@ from made_up_runs import CPU, GPU
 from msgspec.structs import replace
 from report_reading import changed
 from rich.console import Console
-from support import SCRIPTS
+from support import run_script
 
 from expertflow.config.attach import reports_to_sum_up
 from expertflow.config.plain_rows import describe_rows
-from expertflow.core import cli
+from expertflow.core.errors import ExpertflowError
 from expertflow.report import format as f
+from expertflow.report.check import read_report
 from expertflow.report.compare import build_index, index_row, render_index
 from expertflow.report.records import Report
 from expertflow.report.summary import print_summary
@@ -93,41 +93,28 @@ def test_the_index_has_one_row_per_expert() -> None:
     assert "No expert has a report yet" in render_index([], [])
 
 
-def _run(script: str, report: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    outputs = [f"--output={report.with_name('i.json')}", f"--html={report.with_name('i.html')}"]
-    words = ["--spec={}", "--reports", str(report), *outputs]
-    words = [str(report)] if script == "show_report" else words
-    monkeypatch.setattr("sys.argv", [script, *words])
-    # Otherwise the first pipe of a later test without a reader would end all tests.
-    monkeypatch.setattr(cli, "stop_with_reader", lambda: None)
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
-    return end.value.code
-
-
-@pytest.mark.parametrize("script", ["show_report", "compare_experts"])
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "there is no report; run snakemake"),
-        ("folder", "a folder exists where a file is needed"),
         ("{", "not JSON"),
         ("[]", "outdated or damaged"),
         ('{"schema_version": 1}', "outdated or damaged"),
     ],
 )
-def test_an_unreadable_report_is_one_line(
-    script: str, text: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_report_is_named(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "report.json"
-    if text == "folder":
-        path.mkdir()
-    elif text is not None:
+    if text is not None:
         path.write_text(text)
-    output = _run(script, path, monkeypatch)
-    assert isinstance(output, str) and output.startswith(f"error: {path}: {message}")
-    assert not (tmp_path / "i.json").exists()
+    with pytest.raises(ExpertflowError, match=f"{path}: {message}"):
+        read_report(path)
+
+
+def test_a_folder_in_place_of_a_report_is_one_line(tmp_path: Path) -> None:
+    outputs = (f"--output={tmp_path}/i.json", f"--html={tmp_path}/i.html")
+    done = run_script("compare_experts", "--spec={}", "--reports", tmp_path, *outputs)
+    assert done.stderr.startswith(f"error: {tmp_path}: a folder exists where a file is needed; ")
+    assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 def test_a_run_ends_with_its_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
