@@ -380,6 +380,8 @@ def test_a_spec_has_the_rows_and_prices_of_the_named_cards(tmp_path: Path) -> No
     example = yaml.safe_load((ROOT / "config" / "hardware" / "prices.example.yaml").read_text())
     copied = spec(tmp_path, example["prices"], hardware="H100 SXM", compare=shipped["compare"])
     assert copied.prices.keys() >= {"H100 SXM", "A100 80GB"}
+    # Neither prices nor comparisons ask for another calibration.
+    assert calibration_spec(copied) == calibration_spec(made)
     on_cpu = spec(tmp_path, prices, hardware="cpu", compare=COMPARE)
     assert (on_cpu.compare, on_cpu.gpu_table) == ((), ())
 
@@ -407,19 +409,3 @@ def test_only_a_demo_block_leads_to_the_cpu_and_drops_budgets(tmp_path: Path) ->
     ):  # fmt: skip
         made = on.plan_spec(load(tmp_path, value, preset=preset))
         assert (made.hardware, made.may_drop_budgets) == (hardware, hardware == "cpu")
-
-
-def test_a_sweep_of_learning_rates_pays_for_one_calibration(tmp_path: Path) -> None:
-    def of(expert: dict[str, Any], **config: Any) -> PlanSpec:
-        return calibration_spec(tables(tmp_path, hardware="H100 SXM", **config).plan_spec(expert))
-
-    swept = {"learning_rate": 3e-6, "lr_scheduler_type": "linear", "warmup_ratio": 0.03, "seed": 7,
-             "save_steps": 9, "eval_steps": 9, "save_every_minutes": 1.0, "patience": 2,
-             "load_best_model_at_end": True, "report_to": "tensorboard"}  # fmt: skip
-    usual = of(load(tmp_path, base()))
-    assert of(load(tmp_path, base(), training=swept)) == usual
-    # Nor do prices and budgets ask for another.
-    budgets = load(tmp_path, base(), training={"max_usd": 5, "max_hours": 1})
-    assert of(budgets, price_usd_per_hour=3.0, compare=COMPARE) == usual
-    for slower in ({"batch_size": 3}, {"optim": "adamw_8bit"}, {"max_grad_norm": 0.5}):
-        assert of(load(tmp_path, base(), training=slower)) != usual

@@ -73,6 +73,11 @@ RULES = (
 )  # fmt: skip
 SOURCE = base()["sources"][0]
 CHECK = {"field": "answer", "check": "length", "max_chars": 99}
+SWEPT = {
+    "learning_rate": 3e-6, "lr_scheduler_type": "linear", "warmup_ratio": 0.03, "save_steps": 9,
+    "eval_steps": 9, "save_every_minutes": 1.0, "patience": 2, "load_best_model_at_end": True,
+    "report_to": "tensorboard", "max_usd": 5.0, "max_hours": 1.0,
+}  # fmt: skip
 PASSED = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
 
 
@@ -107,8 +112,11 @@ def leaves(value: Any) -> list[str]:
         ({"training": {"seed": 9}}, "prepare_model pack_sequences plan_training"),
         ({"training": {"packing": "concat"}}, "pack_sequences"),
         ({"training": {"overflow": "drop"}}, "pack_sequences"),
-        ({"training": {"learning_rate": 1e-5}}, "plan_training"),
+        # A sweep pays for one calibration.
+        ({"training": SWEPT}, "plan_training"),
         ({"training": {"batch_size": 3}}, "plan_training calibrate_expert"),
+        ({"training": {"optim": "adamw_8bit"}}, "plan_training calibrate_expert"),
+        ({"training": {"max_grad_norm": 0.5}}, "plan_training calibrate_expert"),
         ({"description": "x"}, "export_model build_report"),
         ({"acceptance": [PASSED]}, "build_report"),
         (

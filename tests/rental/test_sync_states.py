@@ -49,12 +49,6 @@ def save(state: Path, step: int, *, held_out_loss: float | None = None) -> None:
     checkpoint_files.prune_checkpoints(state, keep=1)
 
 
-def finish(state: Path) -> None:
-    (state / "final").mkdir()
-    (state / "final" / "model.safetensors").write_text("weights")
-    (state / "outcome.json").write_text("{}")
-
-
 def push(state: Path, store: Store) -> object:
     return push_state(state, store, state.parents[1] / ".guard" / "hold")
 
@@ -129,7 +123,9 @@ def test_files_that_are_not_pushes_stay(place: Place, state: Path, tmp_path: Pat
 
 
 @every_store
-def test_two_pushes_are_kept(place: Place, state: Path) -> None:
+def test_two_pushes_are_kept_or_the_finished_state(
+    place: Place, state: Path, tmp_path: Path
+) -> None:
     store = place.open()
     for step in (20, 40, 60):
         save(state, step)
@@ -138,10 +134,17 @@ def test_two_pushes_are_kept(place: Place, state: Path) -> None:
     names = ["step-00000040", "step-00000040.json", "step-00000060", "step-00000060.json"]
     # An emptied folder is not a push; only rsync leaves one.
     assert [n for n in store.list_names(KEY) if n != "step-00000020"] == names
-    finish(state)
+    pull_states(tmp_path / "fresh", store)
+    (state / "final").mkdir()
+    (state / "final" / "model.safetensors").write_text("weights")
+    (state / "outcome.json").write_text("{}")
     push(state, store)
     left = store.list_names(KEY)
     assert "finished.json" in left and "step-00000040.json" not in left
+    assert "finished pulled" in pull(tmp_path / "fresh", store)
+    back = tmp_path / "fresh" / "sums" / "abc"
+    assert (back / "final" / "model.safetensors").read_text() == "weights"
+    assert not (back / "checkpoints").exists()
 
 
 def test_a_damaged_push_is_replaced(place: Place, state: Path, tmp_path: Path) -> None:
@@ -187,19 +190,6 @@ def test_pruning_is_harmless(place: Place, state: Path, monkeypatch: pytest.Monk
     store = place.open()
     push(state, store)
     assert store.list_names(KEY) == ["step-00000040", "step-00000040.json"]
-
-
-def test_finished_is_more_advanced_than_unfinished(
-    place: Place, state: Path, tmp_path: Path
-) -> None:
-    store = push_steps(state, place, 20)
-    pull_states(tmp_path / "fresh", store)
-    finish(state)
-    push(state, store)
-    assert "finished pulled" in pull(tmp_path / "fresh", store)
-    back = tmp_path / "fresh" / "sums" / "abc"
-    assert (back / "final" / "model.safetensors").read_text() == "weights"
-    assert not (back / "checkpoints").exists()
 
 
 def test_a_push_whose_copy_disappeared_does_not_count(
