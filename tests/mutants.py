@@ -29,8 +29,9 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import psutil
 
@@ -175,7 +176,7 @@ def mutants(path: str) -> list[Mutant]:
 class Worker:
     """A copy of the tree, with forks that run tests in it."""
 
-    def __init__(self, tests: list[str], libraries: list[str]) -> None:
+    def __init__(self, tests: list[str]) -> None:
         self.tests = tests
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # Orphans of its forks become its children.
@@ -193,16 +194,26 @@ class Worker:
         # A test that waits in vain fails before its mutant is out of time.
         os.environ["EXPERTFLOW_PATIENCE_S"] = "20"
         sys.dont_write_bytecode = True
-        for library in ["pytest", *libraries]:
-            with contextlib.suppress(Exception):
-                importlib.import_module(library)
+        importlib.import_module("pytest")
+        self.limit_s = 3600.0
+        # Once to see what they import, and once to see how long they take.
+        for _ in range(2):
+            began_s = time.monotonic()
+            if self.run() != "survived":
+                output = (self.home / "output.txt").read_text()
+                print(f"the tests do not pass as they are:\n{output}", flush=True)
+                os._exit(1)
+            for library in json.loads((self.home / "libraries.json").read_text()):
+                with contextlib.suppress(Exception):
+                    importlib.import_module(library)
+        self.limit_s = 5 + 5 * (time.monotonic() - began_s)
 
-    def run(self, limit_s: float) -> str:
+    def run(self) -> str:
         """Run the tests in a fork, and return how they ended."""
         child = os.fork()
         if child == 0:
             self._run_tests()
-        deadline_s, ended = time.monotonic() + limit_s, "timeout"
+        deadline_s, ended = time.monotonic() + self.limit_s, "timeout"
         while ended == "timeout" and time.monotonic() < deadline_s:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == child:
@@ -233,37 +244,23 @@ class Worker:
         finally:
             os._exit(code)
 
-    def judge(self, mutant: Mutant, limit_s: float) -> str:
+    def judge(self, mutant: Mutant) -> str:
         """Apply a mutant in the copy, run the tests, and revert it."""
         place = self.home / mutant.path
         place.write_text(mutant.source)
         try:
-            return self.run(limit_s)
+            return self.run()
         finally:
             shutil.copy(ROOT / mutant.path, place)
 
 
-def work(tests: list[str], libraries: list[str], limit_s: float, todo: Any, done: Any) -> None:
-    """Judge mutants until there are none left."""
-    worker = Worker(tests, libraries)
-    while (job := todo.get()) is not None:
-        number, mutant = job
-        done.put((number, worker.judge(mutant, limit_s)))
+def start_worker(tests: list[str]) -> None:
+    global worker
+    worker = Worker(tests)
 
 
-def try_out(tests: list[str], answer: Any) -> None:
-    """Run the tests without a mutant; return what they import and how long they take."""
-    worker = Worker(tests, [])
-    ended = worker.run(3600)
-    libraries = json.loads((worker.home / "libraries.json").read_text())
-    for library in libraries:
-        with contextlib.suppress(Exception):
-            importlib.import_module(library)
-    began_s = time.monotonic()
-    if ended == "survived":
-        ended = worker.run(3600)
-    output = (worker.home / "output.txt").read_text()
-    answer.put((ended, libraries, time.monotonic() - began_s, output))
+def judge(mutant: Mutant) -> str:
+    return worker.judge(mutant)
 
 
 def judge_module(name: str, sample: int, seed: int, workers: int) -> tuple[list[Mutant], list[str]]:
@@ -272,32 +269,17 @@ def judge_module(name: str, sample: int, seed: int, workers: int) -> tuple[list[
     tests += ["-k", module["choose"]] if "choose" in module else []
     found = [mutant for file in files for mutant in mutants(str(LIBRARY / file))]
     chosen = random.Random(seed).sample(found, min(sample, len(found)))
-    fork = multiprocessing.get_context("fork")
-    answer, todo, done = fork.Queue(), fork.Queue(), fork.Queue()
-    first = fork.Process(target=try_out, args=(tests, answer), daemon=True)
-    first.start()
-    while answer.empty() and first.is_alive():
-        time.sleep(0.1)
-    if answer.empty() and first.exitcode:
-        sys.exit(f"{name}: the tests could not be run")
-    ended, libraries, seconds, output = answer.get()
-    if ended != "survived":
-        sys.exit(f"the tests of {name} do not pass as they are:\n{output}")
-    limit_s = 5 + 5 * seconds
-    print(f"{name}: {len(chosen)} of {len(found)} mutants, {seconds:.1f} s each", flush=True)
-    for job in [*enumerate(chosen), *[None] * workers]:
-        todo.put(job)
-    for _ in range(workers):
-        arguments = (tests, libraries, limit_s, todo, done)
-        fork.Process(target=work, args=arguments, daemon=True).start()
-    endings = [""] * len(chosen)
-    for count in range(len(chosen)):
-        number, endings[number] = done.get()
-        if endings[number] == "survived" and chosen[number].key() not in accepted():
-            mutant = chosen[number]
-            print(f"  {mutant.path} {mutant.function}", *mutant.lines(), sep="\n    ", flush=True)
-        if (count + 1) % 20 == 0:
-            print(f"  {count + 1} of {len(chosen)}", file=sys.stderr, flush=True)
+    print(f"{name}: {len(chosen)} of {len(found)} mutants", flush=True)
+    fork, endings = multiprocessing.get_context("fork"), list[str]()
+    with ProcessPoolExecutor(workers, fork, start_worker, (tests,)) as pool:
+        for mutant, ended in zip(chosen, pool.map(judge, chosen), strict=True):
+            endings.append(ended)
+            if ended == "survived" and mutant.key() not in accepted():
+                print(
+                    f"  {mutant.path} {mutant.function}", *mutant.lines(), sep="\n    ", flush=True
+                )
+            if len(endings) % 20 == 0:
+                print(f"  {len(endings)} of {len(chosen)}", file=sys.stderr, flush=True)
     return chosen, endings
 
 
@@ -323,7 +305,9 @@ def main() -> None:
     # Copies and leftovers of tests are removed with it.
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = folder
-        sys.exit(judge_modules(arguments))
+        with contextlib.suppress(BrokenExecutor):  # a worker said why
+            sys.exit(judge_modules(arguments))
+    sys.exit(1)
 
 
 def judge_modules(arguments: argparse.Namespace) -> bool:
