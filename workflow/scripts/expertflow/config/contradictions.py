@@ -120,19 +120,17 @@ def find_contradictions(
         yield from find_wrong_bars(expert["acceptance"])
 
 
-def _check_template(key: str, template: str | None) -> None:
-    if not template or any(field for _, field, _ in parse_template(template)):
-        return
+def _check_template(key: str, template: str) -> None:
+    names_field, word = any(name for _, name, _ in parse_template(template)), template.strip("{ }")
     # A question may be the same for all, but not a word that could be a field.
-    if key != "prompt" or template.strip("{ }").isidentifier():
-        fix = f"write {{{template.strip('{ }')}}}"
-        raise ConfigError(f"template {template[:40]!r}: it names no field; {fix}")
+    if template and not names_field and (key != "prompt" or word.isidentifier()):
+        raise ConfigError(f"template {template[:40]!r}: it names no field; write {{{word}}}")
 
 
 def _source_faults(source: Settings, *, task: str) -> Iterator[str]:
     name = source["name"]
     for key in ("prompt", "completion", "text"):
-        yield from _raised(f"source {name}, {key}: ", _check_template, key, source.get(key))
+        yield from _raised(f"source {name}, {key}: ", _check_template, key, source.get(key) or "")
     if source["checks"]:
         from expertflow.data.checks.registry import build_checks
 
