@@ -9,7 +9,6 @@ from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Measured, Missing, convert_value, explain, fill, or_missing
 from expertflow.train.records import TrainingRecord
 
-UNCALIBRATED = "the plan was not calibrated: it has no hours for this part"
 STEPS_ALONE = "the plan was not calibrated: its hours are for the steps alone"
 NOT_RECORDED = "the monitor did not record it"
 # Bands that earlier setups used, as they stated them; for reference only.
@@ -99,8 +98,6 @@ def build_plan(inputs: ReportInputs) -> r.PlanForecast:
     plan, cost = inputs.plan, inputs.plan.cost
     because = cost.reason
     is_unknown = cost.predicted_hours is None
-    # Without total hours, that reason comes first: there can be no parts either.
-    no_part = because if is_unknown else UNCALIBRATED
     # It explains how memory was predicted, or why not.
     no_memory = plan.predicted_peak_reason
     if plan.predicted_peak_bytes is not None:
@@ -112,9 +109,7 @@ def build_plan(inputs: ReportInputs) -> r.PlanForecast:
         "without_checkpointing_peak_bytes": no_memory
         if plan.gradient_checkpointing
         else "activations are kept",
-        **dict.fromkeys(("mfu_fraction", "bound", "step"), because),
         "billing_minutes": "no billing step is configured",
-        **dict.fromkeys(("step_hours", "save_hours", "eval_hours", "startup_hours"), no_part),
         **{f"predicted_hours{end}": because for end in ends},
         **{f"predicted_usd{end}": because if is_unknown else NO_PRICE for end in ends},
     }
@@ -124,7 +119,7 @@ def build_plan(inputs: ReportInputs) -> r.PlanForecast:
         cost,
         why=why,
         memory_peak_bytes=or_missing(plan.predicted_peak_bytes, plan.predicted_peak_reason),
-        useful_tokens_per_s=or_missing(_rate(plan.predicted_tokens, cost.step_hours), no_part),
+        useful_tokens_per_s=or_missing(_rate(plan.predicted_tokens, cost.step_hours), because),
         band=fill(r.PlanBand, cost, why=why),
         options=tuple(explain(option, {}, option.remark or because) for option in plan.options),
     )
