@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("plan", type=Path, nargs="+", help="plan.json of an expert, or its folder")
     shown, manifests = [], list_files(folder / "experts" for folder in FOLDERS)
     for given in parser.parse_args().plan:
-        path = given / "plan.json" if given.is_dir() else given
+        path = given if given.suffix == ".json" else given / "plan.json"
         if not path.is_file():
             raise DataError(f"{path}: there is no plan; correct the path, or run snakemake {path}")
         plan = read_record(TrainPlan, path)

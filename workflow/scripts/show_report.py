@@ -13,7 +13,7 @@ def main() -> None:
     parser.add_argument("reports", type=Path, nargs="+", help="report.json files, or their folders")
     given = parser.parse_args().reports
     cli.stop_with_reader()
-    for path in (path / "report.json" if path.is_dir() else path for path in given):
+    for path in (p if p.suffix == ".json" else p / "report.json" for p in given):
         print_summary(read_report(path), html_path=path.with_suffix(".html"))
 
 
