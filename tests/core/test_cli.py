@@ -248,6 +248,8 @@ def test_a_later_attempt_ends_with_an_error_that_would_recur(tmp_path: Path) -> 
     attempts_after(path, "miss")
     assert start_job(path, attempt=2).communicate("end\n")[0] == "here\n"
     assert read_attempts(attempts_path(path))[-1].code == 0
+    attempts_path(path).write_text("{")
+    assert [a.code for a in attempts_after(path, "end")] == [0], "a damaged file is started again"
 
 
 def test_processes_of_a_launcher_record_the_same_attempt(tmp_path: Path) -> None:
@@ -272,22 +274,14 @@ def test_a_killed_attempt_ends_where_it_was_last_seen(tmp_path: Path) -> None:
     assert attempts_after(path, "end")[0] == killed, "the next one does not make it longer"
 
 
-def test_a_damaged_file_is_started_again(tmp_path: Path) -> None:
-    path = tmp_path / "train_expert.log"
-    attempts_path(path).write_text("{")
-    assert [a.code for a in attempts_after(path, "end")] == [0]
-
-
-@pytest.mark.parametrize(
-    "variables", [{}, {LOG: "{}", "SLURM_PROCID": "1"}, {LOG: "{}", "RANK": "1"}]
-)
-def test_other_tasks_record_nothing(tmp_path: Path, variables: dict[str, str]) -> None:
-    place = {name: value.format(tmp_path / "job.log") for name, value in variables.items()}
-    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)} | place
-    subprocess.run(
-        [sys.executable, "-c", JOB], env=environment, input="end\n", text=True, check=True
-    )
-    assert not list(tmp_path.iterdir())
+def test_other_tasks_record_nothing(tmp_path: Path) -> None:
+    log = {LOG: str(tmp_path / "job.log")}
+    for place in ({}, {**log, "SLURM_PROCID": "1"}, {**log, "RANK": "1"}):
+        environment = os.environ | {"PYTHONPATH": str(SCRIPTS)} | place
+        subprocess.run(
+            [sys.executable, "-c", JOB], env=environment, input="end\n", text=True, check=True
+        )
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("given", ["mine/plan.json", "mine"])

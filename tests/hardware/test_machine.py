@@ -27,10 +27,10 @@ def write(root: Path, group: str | None, files: dict[str, str]) -> Path:
     return root
 
 
-# A process's view of its cgroup, and the resulting limits of the machine.
-@pytest.mark.parametrize(
-    ("group", "files", "cpus", "memory", "left"),
-    [
+def test_a_group_bounds_processors_and_memory(tmp_path: Path) -> None:
+    """A process's view of its cgroup, and the resulting limits of the machine."""
+    files: dict[str, str]
+    for i, (group, files, cpus, memory, left) in enumerate((
         (None, {}, None, None, None),
         # The tightest group above a process counts.
         (
@@ -59,15 +59,11 @@ def write(root: Path, group: str | None, files: dict[str, str]) -> Path:
         ),
         # In a container the path is one of the host.
         ("0::/docker/abc", {"cpu.max": "200000 100000"}, 2.0, None, None),
-    ],
-)  # fmt: skip
-def test_a_group_bounds_processors_and_memory(
-    tmp_path: Path, group: str | None, files: dict[str, str],
-    cpus: float | None, memory: int | None, left: int | None,
-) -> None:  # fmt: skip
-    root = write(tmp_path, group, files)
-    assert (cpu_quota(root), *memory_limits(root)) == (cpus, memory, left)
-    assert probe.free_memory_bytes(root) == left or (left is None and probe.free_memory_bytes(root))
+    )):  # fmt: skip
+        root = write(tmp_path / str(i), group, files)
+        assert (cpu_quota(root), *memory_limits(root)) == (cpus, memory, left)
+        free = probe.free_memory_bytes(root)
+        assert free == left or (left is None and free)
 
 
 def test_affinity_and_quota_bound_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,32 +69,29 @@ def test_a_lost_reading_loses_no_energy_and_a_reset_counter_adds_none() -> None:
     assert (record.energy_j, record.energy_source) == (pytest.approx(50 + 10), "counter")
 
 
-# Heat is judged by the card's own limits, a cool card is not a fault; few samples prove nothing.
-@pytest.mark.parametrize(
-    ("figures", "message"),
-    [
+def test_figures_are_assessed() -> None:
+    """Heat is judged by the card's own limits, a cool card is not a fault."""
+    figures: dict[str, Any]
+    for figures, message in (
         ({"busy": 8.0, "n": 10}, "no kernel at all was running"),
-        ({"busy": 8.0, "n": 9}, None),
+        ({"busy": 8.0, "n": 9}, None),  # few samples prove nothing
         ({"memory_used_bytes": 79 * 10**9}, "memory was 99 % full"),
         ({"temperature_c": 84.0}, "reached 84 °C and its limit (max operating) is 85 °C"),
         ({"temperature_c": 35.0}, None),
-    ],
-)  # fmt: skip
-def test_figures_are_assessed(figures: dict[str, Any], message: str | None) -> None:
-    text = remarks(**figures)
-    assert text == "" if message is None else message in text
+    ):
+        text = remarks(**figures)
+        assert text == "" if message is None else message in text
 
 
-@pytest.mark.parametrize("n_hot", [2, 3])
-def test_throttling_by_heat_counts_from_one_percent(n_hot: int) -> None:
+def test_throttling_by_heat_counts_from_one_percent() -> None:
     hot, cool = ("hw_slowdown", "hw_thermal"), ("gpu_idle", "application_clocks")
-    reasons = [hot if 0 < t <= n_hot else cool for t in range(201)]
-    samples = [sample(t, 95.0, power_w=650.0, throttle_reasons=r) for t, r in enumerate(reasons)]
-    record = summarize(samples, H100)
-    assert record.throttle_s is not None
-    assert (record.throttle_s["thermal"], record.throttle_s["hw_slowdown"]) == (n_hot, 0)
-    message = "heat held the clocks back 1.5 % of the time"
-    assert [message in text for text in record.assessment] == [True] * (n_hot == 3)
+    for n_hot in (2, 3):
+        reasons = [hot if 0 < t <= n_hot else cool for t in range(201)]
+        record = summarize([sample(t, 95.0, throttle_reasons=r) for t, r in enumerate(reasons)])
+        assert record.throttle_s is not None
+        assert (record.throttle_s["thermal"], record.throttle_s["hw_slowdown"]) == (n_hot, 0)
+        message = "heat held the clocks back 1.5 % of the time"
+        assert [message in text for text in record.assessment] == [True] * (n_hot == 3)
 
 
 def test_a_recorded_trace_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,19 +275,14 @@ def test_it_reads_densely_until_it_knows_an_epoch(tmp_path: Path) -> None:
     assert interval.epoch_s == pytest.approx(5)
 
 
-@pytest.mark.parametrize(
-    ("step_s", "n_steps", "every", "least", "most"),
-    [
+def test_an_epoch_gets_twenty_readings_within_bounds(tmp_path: Path) -> None:
+    assert SamplingInterval().next_s() == 1.0
+    for step_s, n_steps, every, least, most in (
         (1.0, 1000, 1, 1.0, 1.0), (0.6, 10, 1, 0.2, 0.3), (0.01, 5, 1, 0.1, 0.1),
         # Logging intervals work as well as steps.
         (0.5, 10, 10, 0.2, 0.25),
-    ],
-)  # fmt: skip
-def test_an_epoch_gets_twenty_readings_within_bounds(
-    tmp_path: Path, step_s: float, n_steps: int, every: int, least: float, most: float
-) -> None:
-    path = log(tmp_path / "steps.jsonl", step_s, 30, every=every)
-    assert SamplingInterval().next_s() == 1.0
-    interval = SamplingInterval(steps=path, n_steps_per_epoch=n_steps)
-    assert least <= interval.next_s() <= most
-    assert SamplingInterval(5.0, steps=path, n_steps_per_epoch=n_steps).next_s() == 5.0
+    ):  # fmt: skip
+        path = log(tmp_path / "steps.jsonl", step_s, 30, every=every)
+        interval = SamplingInterval(steps=path, n_steps_per_epoch=n_steps)
+        assert least <= interval.next_s() <= most
+        assert SamplingInterval(5.0, steps=path, n_steps_per_epoch=n_steps).next_s() == 5.0

@@ -198,16 +198,11 @@ def test_auto_finds_cards_by_name_and_who_uses_their_memory(library: Path, tmp_p
 UUIDS = ["GPU-aa1", "GPU-aa2", "GPU-b"]
 
 
-# The list ends at an unknown or ambiguous entry.
-@pytest.mark.parametrize(
-    ("setting", "indexes", "reason"),
-    [
+def test_the_variable_selects_cards_or_hides_all() -> None:
+    """The list ends at an unknown or ambiguous entry."""
+    for setting, indexes, reason in (
         (None, (0, 1, 2), None), ("2, 0", (2, 0), None), ("GPU-aa1,2", (0, 2), None),
         ("1,-1,0", (1,), None), ("0,9,1", (0,), None), ("0,GPU-a,1", (0,), None),
         ("", (), HIDDEN), ("NoDevFiles", (), HIDDEN), ("MIG-GPU-aa1/1/0", (), MIG),
-    ],
-)  # fmt: skip
-def test_the_variable_selects_cards_or_hides_all(
-    setting: str | None, indexes: tuple[int, ...], reason: str | None
-) -> None:
-    assert visible_gpus(setting, UUIDS) == (indexes, reason)
+    ):  # fmt: skip
+        assert visible_gpus(setting, UUIDS) == (indexes, reason)

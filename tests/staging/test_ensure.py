@@ -136,19 +136,17 @@ def test_a_disk_that_fails_midway_is_not_used(
     assert left == [model.key]
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("gone"), TrainingError("cannot be loaded")])
-def test_lost_copies_are_reported(
-    rows: Content, model: Content, scratch: Path, error: Exception
-) -> None:
+def test_lost_copies_are_reported(rows: Content, model: Content, scratch: Path) -> None:
     record = plan(rows, model, scratch)
-    with pytest.raises(TransientError, match="vanished while being read; run again"):
+    for error in (FileNotFoundError("gone"), TrainingError("cannot be loaded")):
+        with pytest.raises(TransientError, match="vanished while being read; run again"):
+            with open_staged(record) as places:
+                shutil.rmtree(places.weights)
+                raise error
         with open_staged(record) as places:
-            shutil.rmtree(places.weights)
+            assert [note.action for note in places.staged] == ["reused", "copied"]
+        with pytest.raises(type(error), match=str(error)), open_staged(record):
             raise error
-    with open_staged(record) as places:
-        assert [note.action for note in places.staged] == ["reused", "copied"]
-    with pytest.raises(type(error), match=str(error)), open_staged(record):
-        raise error
 
 
 def test_links_are_followed(tmp_path: Path, rows: Content, model: Content, scratch: Path) -> None:
@@ -218,53 +216,44 @@ def machine(monkeypatch: pytest.MonkeyPatch, rows: Content) -> Machine:
     return made
 
 
-@pytest.mark.parametrize(
-    ("kind", "spec", "reason"),
-    [
+def test_content_that_needs_no_copy_is_read_in_place(
+    tmp_path: Path, rows: Content, machine: Machine
+) -> None:
+    machine.disks = {disk_at(tmp_path / "unreadable"): None}
+    for kind, spec, reason in (
         ("nfs4", StageSpec(scratch=None), "scratch is null"),
-        ("nfs4", StageSpec(), "nfs4, and no disk on this machine could be measured"),
         ("tmpfs", StageSpec(scratch="/"), "it is in memory (tmpfs)"),
         ("zfs", StageSpec(), "a local disk already (zfs)"),
-    ],
-)
-def test_content_that_needs_no_copy_is_read_in_place(
-    tmp_path: Path, rows: Content, machine: Machine, kind: str, spec: StageSpec, reason: str
-) -> None:
-    machine.file_systems[rows.source] = kind
-    machine.disks = {disk_at(tmp_path / "unreadable"): None}
-    scratch, note = choose_place(rows, spec)
-    assert scratch is None and note.reason.endswith(reason)
-    assert machine.n_measured == ("measured" in reason)
+        ("nfs4", StageSpec(), "nfs4, and no disk on this machine could be measured"),
+    ):
+        machine.file_systems[rows.source] = kind
+        scratch, note = choose_place(rows, spec)
+        assert scratch is None and note.reason.endswith(reason)
+        assert machine.n_measured == ("measured" in reason)
 
 
-@pytest.mark.parametrize(
-    ("more", "promised", "action"),
-    [(1, 0, "pre_read"), (0, 0, "read_in_place"), (2, 0, "pre_read"), (2, 1, "read_in_place")],
-)
-def test_content_below_half_of_memory_is_read_ahead(
-    rows: Content, machine: Machine, more: int, promised: int, action: str
-) -> None:
-    machine.free_memory_bytes = 2 * rows.n_bytes + more
-    assert choose_place(rows, StageSpec(), promised_bytes=promised)[1].action == action
+def test_content_below_half_of_memory_is_read_ahead(rows: Content, machine: Machine) -> None:
+    for more, promised, is_ahead in ((1, 0, True), (0, 0, False), (2, 0, True), (2, 1, False)):
+        machine.free_memory_bytes = 2 * rows.n_bytes + more
+        action = choose_place(rows, StageSpec(), promised_bytes=promised)[1].action
+        assert action == ("pre_read" if is_ahead else "read_in_place")
 
 
-# A source that is too small to measure is copied to any measured disk.
-@pytest.mark.parametrize(
-    ("source", "target", "is_copied"),
-    [(0.2e9, 0.28e9, False), (0.2e9, 0.32e9, True), (None, 1e9, True)],
-)
 def test_a_copy_must_be_faster_than_its_source(
-    tmp_path: Path, rows: Content, machine: Machine,
-    source: float | None, target: float, is_copied: bool,
-) -> None:  # fmt: skip
-    machine.source_speed = source
-    fast = disk_at(tmp_path / "fast")
-    machine.disks = {disk_at(tmp_path / "slow"): target / 2, fast: target}
-    scratch, note = choose_place(rows, StageSpec())
-    assert scratch == (fast if is_copied else None)
-    # Measured, whatever the decision.
-    assert (note.source_read_bytes_per_s, note.target_read_bytes_per_s) == (source, target)
-    assert "nfs4" in note.reason and f"{target / 1e9:.2f} GB/s" in note.reason
+    tmp_path: Path, rows: Content, machine: Machine
+) -> None:
+    slow, fast = disk_at(tmp_path / "slow"), disk_at(tmp_path / "fast")
+    for source, target, is_copied in (
+        (0.2e9, 0.28e9, False),
+        (0.2e9, 0.32e9, True),
+        (None, 1e9, True),  # too small to measure: copied to any measured disk
+    ):
+        machine.source_speed, machine.disks = source, {slow: target / 2, fast: target}
+        scratch, note = choose_place(rows, StageSpec())
+        assert scratch == (fast if is_copied else None)
+        # Measured, whatever the decision.
+        assert (note.source_read_bytes_per_s, note.target_read_bytes_per_s) == (source, target)
+        assert "nfs4" in note.reason and f"{target / 1e9:.2f} GB/s" in note.reason
 
 
 def test_an_earlier_choice_is_kept(tmp_path: Path, rows: Content, machine: Machine) -> None:

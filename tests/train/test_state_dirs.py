@@ -40,33 +40,31 @@ def test_a_trainer_on_this_machine_is_awaited(
     told: list[tuple[float, str]] = []
     with held(tmp_path, json.dumps({"host": socket.gethostname(), "pid": 7})) as stream:
 
-        def tell(_: str, *words: object) -> None:
-            told.append((sum(naps), str(words[0])))
+        def tell(message: str, *words: object) -> None:
+            told.append((sum(naps), message % words))
             if len(told) == 2:
                 fcntl.flock(stream, fcntl.LOCK_UN)
 
         monkeypatch.setattr(locks.log, "warning", tell)
         with lock_state(tmp_path, elsewhere_s=0):
             assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
-    message = f"{tmp_path}: a trainer is running there, process 7"
-    assert told == [(0.0, message), (60.0, message)]
+    message = "a trainer is running there, process 7; waiting for it; Ctrl-C ends the wait"
+    assert told == [(at_s, f"{tmp_path}: {message}") for at_s in (0.0, 60.0)]
 
 
-@pytest.mark.parametrize(
-    ("signed", "place"),
-    [
+def test_others_are_rejected(tmp_path: Path, naps: list[float]) -> None:
+    for signed, place in (
         ('{"host": "elsewhere", "pid": 7}', "process 7 on elsewhere, for 600 s now"),
         (json.dumps({"host": socket.gethostname(), "pid": 7}), "process 7, for 24 h now"),
         ("", "process unknown on an unknown machine"),
         ("cut sh", "process unknown on an unknown machine"),
-    ],
-)
-def test_others_are_rejected(tmp_path: Path, naps: list[float], signed: str, place: str) -> None:
-    refused = pytest.raises(TrainingError, match=f"{place}.*; stop it, which saves its state")
-    with held(tmp_path, signed), refused as caught, lock_state(tmp_path):
-        raise AssertionError("it is held")
-    assert "\n" not in str(caught.value) and sum(naps) in (600.0, 24 * 3600.0)
-    assert (tmp_path / "lock").read_text() == signed
+    ):
+        naps.clear()
+        refused = pytest.raises(TrainingError, match=f"{place}.*; stop it, which saves its state")
+        with held(tmp_path, signed), refused as caught, lock_state(tmp_path):
+            raise AssertionError("it is held")
+        assert "\n" not in str(caught.value) and sum(naps) in (600.0, 24 * 3600.0)
+        assert (tmp_path / "lock").read_text() == signed
 
 
 def state(root: Path, name: str, *, finished: bool, age: int) -> Path:
