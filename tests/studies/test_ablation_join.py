@@ -91,9 +91,9 @@ HOURS = "600 steps of 1 s and 28 saves of 2 s"
 HALF = variant("a", metric="hours", saves=0.5)
 
 
-@pytest.mark.parametrize(
-    ("records", "bounds", "expected", "reason"),
-    [
+def test_a_verdict_follows_from_the_interval_and_has_its_reason() -> None:
+    bounds: dict[str, float]
+    for records, bounds, expected, reason in (
         ([TWICE], SAID, "as claimed", "the interval extends beyond the claim"),
         ([TWICE], {"low": 8.0, "high": 8.0}, "less", None),
         ([TWICE], {"low": 1.05, "high": 1.1}, "more", None),
@@ -116,16 +116,12 @@ HALF = variant("a", metric="hours", saves=0.5)
          "the same here: TF32 is of cards"),
         ([TWICE, plain("b", "no compiler", "not measurable")], {}, "not measurable",
          "b: not measurable, no compiler"),
-    ],
-)  # fmt: skip
-def test_a_verdict_follows_from_the_interval_and_has_its_reason(
-    records: list[VariantRecord], bounds: dict[str, float], expected: str, reason: str | None
-) -> None:
-    found = verdict("a", "b" if len(records) > 1 else "plan", *records, **bounds)
-    assert found.verdict == expected
-    assert found.reason is None if reason is None else reason in (found.reason or "")
-    assert found.measured == (None if expected == "not measurable" else records[0].ratio)
-    assert found.metric == records[0].variant.metric
+    ):  # fmt: skip
+        found = verdict("a", "b" if len(records) > 1 else "plan", *records, **bounds)
+        assert found.verdict == expected
+        assert found.reason is None if reason is None else reason in (found.reason or "")
+        assert found.measured == (None if expected == "not measurable" else records[0].ratio)
+        assert found.metric == records[0].variant.metric
 
 
 def test_the_plan_against_a_slower_variant_turns_the_ratio() -> None:
@@ -243,9 +239,9 @@ WORKERS = {"loader": "workers", "dataloader_num_workers": 4}
 SDPA = {"attention": "sdpa"}
 
 
-@pytest.mark.parametrize(
-    ("losses", "changes", "other_rows", "bound", "is_sane"),
-    [
+def test_losses_differ_as_explained(base: TrainPlan) -> None:
+    changes: dict[str, Any]
+    for losses, changes, other_rows, bound, is_sane in (
         # The same rows agree within rounding.
         (falling(scale=1.005), WORKERS, False, 0.01, True),
         (falling(scale=1.02), WORKERS, False, 0.01, False),
@@ -257,17 +253,12 @@ SDPA = {"attention": "sdpa"}
         # Another order has a wider bound.
         (falling(scale=1.08), {}, True, 0.10, True),
         (falling(scale=0.8), {}, True, 0.10, False),
-    ],
-)
-def test_losses_differ_as_explained(
-    base: TrainPlan, losses: list[float], changes: Any, other_rows: bool, bound: float,
-    is_sane: bool,
-) -> None:  # fmt: skip
-    plan, pair = replace(base, **changes), (result(losses), result(falling()))
-    found = compare_losses([pair], base=base, plan=plan, other_rows=other_rows)
-    assert (found["loss_bound"], found["is_sane"]) == (bound, is_sane)
-    expected = losses[0] / 6 - 1 if math.isfinite(losses[-1]) else None
-    assert found["loss_differs"] == pytest.approx(expected)
+    ):
+        plan, pair = replace(base, **changes), (result(losses), result(falling()))
+        found = compare_losses([pair], base=base, plan=plan, other_rows=other_rows)
+        assert (found["loss_bound"], found["is_sane"]) == (bound, is_sane)
+        expected = losses[0] / 6 - 1 if math.isfinite(losses[-1]) else None
+        assert found["loss_differs"] == pytest.approx(expected)
 
 
 def test_other_updates_may_learn_more_but_not_less(base: TrainPlan) -> None:
