@@ -203,21 +203,17 @@ def test_other_settings_or_kinds_are_rejected_before_a_run(adapter: Path) -> Non
         continued(adapter)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_other_layers_are_rejected_before_the_first_step(adapter: Path, tmp_path: Path) -> None:
+    edit(adapter, base_model_name_or_path="tiny")
+    inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter))
+    for changes, message in (
         ({"targets": ("q_proj",)}, r"v_proj\.lora_A\.weight, but training.lora makes none"),
         ({"targets": ("q_proj", "v_proj", "o_proj")}, r"has none as .*o_proj\.lora_A"),
         ({"modules_to_save": ()}, r"lm_head\.weight, but training.lora makes none"),
-    ],
-)
-def test_other_layers_are_rejected_before_the_first_step(
-    adapter: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    edit(adapter, base_model_name_or_path="tiny")
-    inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter, **changes))
-    with pytest.raises(TrainingError, match=message):
-        tiny_run.train(inputs)
+    ):
+        plan = replace(inputs.plan, lora=continued(adapter, **changes))
+        with pytest.raises(TrainingError, match=message):
+            tiny_run.train(replace(inputs, plan=plan))
 
 
 def test_another_base_or_a_changed_adapter_is_rejected(adapter: Path, tmp_path: Path) -> None:

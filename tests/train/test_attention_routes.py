@@ -228,49 +228,37 @@ def test_every_release_of_the_kernel_is_called_correctly(
     torch.testing.assert_close(out.float(), expected, atol=5e-3, rtol=5e-3)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_unsupported_features_are_rejected() -> None:
+    for options, message in (
         ({"cu_seq_lens_q": BOUNDS, "softcap": 50.0}, "Identity needs softcap"),
         ({"s_aux": torch.zeros(4)}, "Identity needs s_aux"),
         ({"is_causal": False}, "Identity is not causal"),
         ({"document_bounds": None}, "Identity received no document lengths"),
         ({"cu_seq_lens_q": BOUNDS, "dropout": 0.1}, "needs attention dropout 0.1"),
-    ],
-)
-def test_unsupported_features_are_rejected(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(TrainingError, match=message):
-        attention.attention_forward(
-            MODULE, *heads(), None, **{"document_bounds": BOUNDS, **options}
-        )
+    ):
+        given: Any = {"document_bounds": BOUNDS, **options}
+        with pytest.raises(TrainingError, match=message):
+            attention.attention_forward(MODULE, *heads(), None, **given)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("varlen", "training.attention varlen: the variable-length"), ("flex", "no backward pass")],
-)
-def test_a_route_that_cannot_run_here_is_rejected(name: str, message: str) -> None:
-    with pytest.raises(TrainingError, match=message):
-        attention.describe_route(name, device=CPU, dtype=torch.bfloat16)
+def test_a_route_that_cannot_run_here_is_rejected() -> None:
+    varlen = "training.attention varlen: the variable-length"
+    for name, message in (("varlen", varlen), ("flex", "no backward pass")):
+        with pytest.raises(TrainingError, match=message):
+            attention.describe_route(name, device=CPU, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "hindrance"),
-    [
+def test_the_kernel_runs_in_half_from_ampere_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, dtype, problem in (
         ((8, 0), torch.bfloat16, None),
         ((9, 0), torch.float32, "not torch.float32"),
-        ((7, 5), torch.float16, r"Ampere or newer"),
-    ],
-)
-def test_the_kernel_runs_in_half_from_ampere_on(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype,
-    hindrance: str | None,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    found = attention.varlen_unavailable_reason(CUDA, dtype)
-    assert found is None if hindrance is None else hindrance in str(found)
-    said = attention.describe_route("packed", device=CUDA, dtype=dtype)
-    assert said.startswith("variable-length kernel") == (hindrance is None)
+        ((7, 5), torch.float16, "Ampere or newer"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, c=capability: c)
+        found = attention.varlen_unavailable_reason(CUDA, dtype)
+        assert found is None if problem is None else problem in str(found)
+        said = attention.describe_route("packed", device=CUDA, dtype=dtype)
+        assert said.startswith("variable-length kernel") == (problem is None)
 
 
 def test_flash_3_is_used_if_available(monkeypatch: pytest.MonkeyPatch) -> None:

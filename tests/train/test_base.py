@@ -103,22 +103,19 @@ CONFIG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, r"no config\.json"),
+def test_an_invalid_config_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"no config\.json"):
+        read_facts(tmp_path)
+    for text, message in (
         ("3", "not a JSON object"),
         ("[" * 99_999, "not a JSON object"),
         (json.dumps({**CONFIG, "num_attention_heads": 0}), "num_attention_heads is 0, not a count"),
         (json.dumps({**CONFIG, "vocab_size": "9"}), "vocab_size is '9', not a count"),
         (json.dumps({"model_type": ["llama"]}), "no key 'num_attention_heads'"),
-    ],
-)
-def test_an_invalid_config_is_reported(tmp_path: Path, text: str | None, message: str) -> None:
-    if text is not None:
+    ):
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(TrainingError, match=message):
-        read_facts(tmp_path)
+        with pytest.raises(TrainingError, match=message):
+            read_facts(tmp_path)
 
 
 def tensor(shape: list[int], start: int, end: int) -> dict[str, Any]:
@@ -130,18 +127,13 @@ def test_a_config_without_tied_embeddings_is_read_like_transformers(family: str)
     assert CONFIG_MAPPING[family]().tie_word_embeddings == (family in TIED)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"", b"[" * 9_999, {"a": tensor([40], 0, 160)}, {"a": tensor([1 << 62, 1 << 62], 0, 16)},
-    ],
-)  # fmt: skip
-def test_weights_with_a_wrong_header_are_reported(tmp_path: Path, header: Any) -> None:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+def test_weights_with_a_wrong_header_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
-    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
-    with pytest.raises(TrainingError, match=r"not a safetensors file \(.*; fetch or save"):
-        count_parameters([file], tied=False)
+    wrong = ({"a": tensor([40], 0, 160)}, {"a": tensor([1 << 62, 1 << 62], 0, 16)})
+    for text in (b"", b"[" * 9_999, *(json.dumps(header).encode() for header in wrong)):
+        file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+        with pytest.raises(TrainingError, match=r"not a safetensors file \(.*; fetch or save"):
+            count_parameters([file], tied=False)
 
 
 def test_a_model_that_changes_while_it_is_read_is_reported(
@@ -169,25 +161,20 @@ def test_a_tokenizers_record_does_not_contain_its_origin(tmp_path: Path) -> None
     assert (changed.sha256, changed.layout) != (records[0].sha256, records[0].layout)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("tokenizer.json", None, "no tokenizer.json; set the folder or hub id"),
-        ("tokenizer.json", b"", "tokenizer.json: damaged (EOF"),
+def test_a_bad_tokenizer_is_reported(tmp_path: Path) -> None:
+    folder = tiny_tokenizer(tmp_path / "mine")
+    for name, text, message in (
         ("tokenizer_config.json", b"[]", "tokenizer_config.json: is not a JSON object"),
         ("tokenizer_config.json", b'{"a', "tokenizer_config.json: damaged ("),
-    ],
-)
-def test_a_bad_tokenizer_is_reported(
-    tmp_path: Path, name: str, text: bytes | None, message: str
-) -> None:
-    file = tiny_tokenizer(tmp_path / "mine") / name
-    file.unlink()
-    if text is not None:
-        file.write_bytes(text)
-    with pytest.raises(DataError) as refused:
-        prepare_tokenizer(tokenizer_spec(str(tmp_path / "mine")), [], tmp_path / "tokenizer")
-    assert message in str(refused.value) and str(tmp_path / "mine") in str(refused.value)
+        ("tokenizer.json", b"", "tokenizer.json: damaged (EOF"),
+        ("tokenizer.json", None, "no tokenizer.json; set the folder or hub id"),
+    ):
+        (folder / name).unlink()
+        if text is not None:
+            (folder / name).write_bytes(text)
+        with pytest.raises(DataError) as refused:
+            prepare_tokenizer(tokenizer_spec(str(folder)), [], tmp_path / "tokenizer")
+        assert message in str(refused.value) and str(folder) in str(refused.value)
 
 
 def test_a_changed_tokenizer_is_rejected(tmp_path: Path) -> None:

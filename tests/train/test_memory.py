@@ -57,19 +57,14 @@ def test_a_peak_is_not_inherited_from_a_larger_program() -> None:
     assert 1 << 20 < peak < 100 << 20
 
 
-@pytest.mark.parametrize(
-    ("message", "error", "match"),
-    [
+def test_others_run_out_of_memory(plan: TrainPlan) -> None:
+    for message, error, match in (
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED", OutOfMemory, "at micro-batch 4 "),
         ("Triton Error [CUDA]: out of memory", OutOfMemory, "at micro-batch 4 "),
         ("CUDA error: device-side assert triggered", RuntimeError, "device-side"),
-    ],
-)
-def test_others_run_out_of_memory(
-    plan: TrainPlan, message: str, error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match), memory.memory_advice(plan, CPU):
-        raise RuntimeError(message)
+    ):
+        with pytest.raises(error, match=match), memory.memory_advice(plan, CPU):
+            raise RuntimeError(message)
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, *, most_rows: int, from_call: int) -> None:
@@ -108,23 +103,18 @@ def test_smaller_micro_batches_are_tried(
     assert outcome.loss_last == pytest.approx(straight.loss_last, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "most_rows", "match", "n_retries"),
-    [
+def test_no_smaller_micro_batch_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that was asked for is not changed, and one row is the least."""
+    for batch_size, most_rows, match, n_retries in (
         (4, 2, r"set training\.batch_size to 2", 0),
         (None, 0, "at micro-batch 1 ", memory.MAX_RETRIES),
-    ],
-    ids=["a batch that was asked for is not changed", "it is given up in the end"],
-)
-def test_no_smaller_micro_batch_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int | None, most_rows: int,
-    match: str, n_retries: int,
-) -> None:  # fmt: skip
-    inputs = small(tmp_path, batch_size=batch_size, gradient_accumulation_steps=1)
-    short_of_memory(monkeypatch, most_rows=most_rows, from_call=1)
-    with pytest.raises(OutOfMemory, match=match):
-        train(inputs)
-    assert len(memory.read_retries(inputs.state)) == n_retries
+    ):
+        folder = tmp_path / str(batch_size)
+        inputs = small(folder, batch_size=batch_size, gradient_accumulation_steps=1)
+        with monkeypatch.context() as limited, pytest.raises(OutOfMemory, match=match):
+            short_of_memory(limited, most_rows=most_rows, from_call=1)
+            train(inputs)
+        assert len(memory.read_retries(inputs.state)) == n_retries
 
 
 def test_a_save_that_runs_out_of_memory_is_not_tried_with_a_smaller_micro_batch(

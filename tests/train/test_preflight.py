@@ -80,9 +80,10 @@ def test_a_run_waits_for_memory_of_dying_processes(
                 module._check_gpu_memory(wanted, gpu)
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "gpu", "match"),
-    [
+def test_an_unsuitable_machine_is_rejected(
+    plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, value, gpu, match in (
         ("shutil.disk_usage", lambda _: Usage(10, 10, 0), None,
          r"file system /.* has 0 B free, .* needed for 4 checkpoints"),
         ("torch.cuda.is_available", lambda: False, H100,
@@ -90,16 +91,10 @@ def test_a_run_waits_for_memory_of_dying_processes(
         ("FLOORS", {**module.FLOORS, "torch": "99.0"}, None, r"torch .* is older than 99\.0"),
         # The last without activation_checkpointing_enable, which training calls.
         ("package_version", lambda *_: "5.22.2", None, r"transformers 5\.22\.2 is older than 5"),
-    ],
-    ids=["no room for checkpoints", "no card", "an old package", "an old transformers"],
-)  # fmt: skip
-def test_an_unsuitable_machine_is_rejected(
-    plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, value: Any,
-    gpu: GpuFacts | None, match: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(f"{module.__name__}.{place}", value)
-    with pytest.raises(HardwareError, match=match):
-        run_preflight(replace(plan, gpu=gpu), tmp_path / "state")
+    ):  # fmt: skip
+        with monkeypatch.context() as patched, pytest.raises(HardwareError, match=match):
+            patched.setattr(f"{module.__name__}.{place}", value)
+            run_preflight(replace(plan, gpu=gpu), tmp_path / "state")
 
 
 def test_a_cpu_is_measured_with_the_threads_of_the_run(plan: TrainPlan, tmp_path: Path) -> None:
@@ -135,24 +130,22 @@ def test_the_allocator_grows_unless_the_user_set_it(
     assert found == ["theirs" if name else "expandable_segments:True"]
 
 
-@pytest.mark.parametrize(
-    ("precision", "lora", "dtype"),
-    [
-        ("fp32", None, None), ("bf16", None, torch.bfloat16), ("bf16", LORA, torch.bfloat16),
-        ("bf16", replace(LORA, use_dora=True), None),
-    ],
-)  # fmt: skip
 def test_shards_are_gathered_in_the_dtype_of_products(
-    plan: TrainPlan, monkeypatch: pytest.MonkeyPatch, precision: Any, lora: Any, dtype: Any
+    plan: TrainPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policies = []
+    policies, dora = list[Any](), replace(LORA, use_dora=True)
     monkeypatch.setattr(
         "torch.distributed.fsdp.fully_shard", lambda _, mp_policy: policies.append(mp_policy)
     )
-    sharded = replace(plan, world_size=2, parallel="fsdp", precision=precision, lora=lora)
-    processes.wrap_model(PackedLoss(tiny_qwen3(vocab_size=97)), sharded)
-    assert len(policies) == 3 and {policy.param_dtype for policy in policies} == {dtype}
-    assert {policy.reduce_dtype for policy in policies} == {dtype and torch.float32}
+    for precision, lora, dtype in (
+        ("fp32", None, None), ("bf16", None, torch.bfloat16), ("bf16", LORA, torch.bfloat16),
+        ("bf16", dora, None),
+    ):  # fmt: skip
+        policies.clear()
+        sharded = replace(plan, world_size=2, parallel="fsdp", precision=precision, lora=lora)
+        processes.wrap_model(PackedLoss(tiny_qwen3(vocab_size=97)), sharded)
+        assert len(policies) == 3 and {policy.param_dtype for policy in policies} == {dtype}
+        assert {policy.reduce_dtype for policy in policies} == {dtype and torch.float32}
 
 
 def test_products_repeat_from_the_first(plan: TrainPlan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,19 +188,16 @@ def test_two_nodes_get_half_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert command[-len(COMMAND) :] == COMMAND
 
 
-@pytest.mark.parametrize(
-    ("answer", "match"),
-    [
+def test_processes_that_cannot_be_distributed_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for answer, match in (
         ("echo 3", "4 processes cannot be spread evenly over the 3 nodes"),
         ("exit 1", "cannot count the nodes of job 7"),
         ("echo many", "cannot count the nodes of job 7"),
-    ],
-)
-def test_processes_that_cannot_be_distributed_are_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, match: str
-) -> None:
-    with pytest.raises(TrainingError, match=match):
-        launched_in_a_job(tmp_path, monkeypatch, answer)
+    ):
+        with pytest.raises(TrainingError, match=match):
+            launched_in_a_job(tmp_path, monkeypatch, answer)
 
 
 @pytest.fixture
@@ -252,19 +242,16 @@ def changes(*arguments: str) -> dict[str, Any]:
     return changes_of(trainer_parser("a test").parse_args(["--code", "c", *arguments]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_a_value_that_no_manifest_may_have_is_rejected() -> None:
+    for arguments, message in (
         (["--learning-rate=-0.001"], "--learning-rate -0.001: must be above 0"),
         (["--learning-rate=nan"], "--learning-rate nan: must be a finite number"),
         (["--label-smoothing-factor", "3"], "--label-smoothing-factor 3: must be below 1"),
         (["--seed=-1", "--batch-size", "4"], "--seed -1: must be at least 0"),
-    ],
-)
-def test_a_value_that_no_manifest_may_have_is_rejected(arguments: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        changes(*arguments)
-    assert str(caught.value) == message
+    ):
+        with pytest.raises(ConfigError) as caught:
+            changes(*arguments)
+        assert str(caught.value) == message
 
 
 def test_values_that_a_manifest_may_have_are_passed_on() -> None:

@@ -82,12 +82,19 @@ def test_a_killed_run_resumes(trainers: Trainers, straight: OfMethod, tmp_path: 
     assert 0 < time_["forward_s"] + time_["backward_s"] < time_["train_s"]
 
 
-def test_a_process_that_left_no_checkpoint_counts(tmp_path: Path) -> None:
+def test_sessions_without_a_checkpoint_or_steps_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny_run.made(tmp_path, n_steps=2, save_steps=2)
     (tmp_path / "state/gpu.jsonl").write_text('{"elapsed_s": 9.5}\n')
-    summary = tiny_run.train(tiny_run.assigned(tmp_path))
-    assert (summary.n_sessions, summary.resumed_at_steps) == (2, (0,))
-    assert summary.time.other_s > 9
+    first = tiny_run.train(tiny_run.assigned(tmp_path))
+    assert (first.n_sessions, first.resumed_at_steps) == (2, (0,))
+    assert first.time.other_s > 9
+    # One without steps has the peaks of earlier ones.
+    monkeypatch.setattr(run, "peak_resident_bytes", lambda: 1)
+    again = tiny_run.train(tiny_run.assigned(tmp_path))
+    assert again.resumed_at_steps == (0, 2)
+    assert 1 << 20 < again.peak_host_rss_bytes <= first.peak_host_rss_bytes
 
 
 def test_settings_that_decide_no_weight_find_the_same_state(tiny: TrainInputs) -> None:
@@ -120,42 +127,32 @@ def test_progress_unused_because_of_another_setting_is_reported(
     assert len(caplog.messages) == 2
 
 
-def test_a_session_without_steps_has_the_peaks_of_earlier_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = tiny_run.train(tiny_run.made(tmp_path, n_steps=2, save_steps=2))
-    monkeypatch.setattr(run, "peak_resident_bytes", lambda: 1)
-    again = tiny_run.train(tiny_run.assigned(tmp_path))
-    assert again.resumed_at_steps == (2,)
-    assert 1 << 20 < again.peak_host_rss_bytes <= first.peak_host_rss_bytes
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_signal_ends_an_evaluation_and_the_next_session_repeats_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"n_steps": 4, "eval_steps": 2, "save_steps": 4, "load_best_model_at_end": True}
     straight = tiny_run.train(tiny_run.made(tmp_path / "straight", **settings))
-    n_calls = 0
+    n_left = 0
 
     def told(*args: Any, **options: Any) -> tuple[float, int]:
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls == n:
+        nonlocal n_left
+        n_left -= 1
+        if n_left == 0:
             os.kill(os.getpid(), TERM)
         return compute_held_out_loss(*args, **options)
 
-    inputs = tiny_run.made(tmp_path / "told", **settings)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(step_hooks, "compute_held_out_loss", told)
-        tiny_run.train(inputs)
-    saved = newest_checkpoint(inputs.state)
-    assert (saved and read_progress(saved)["step"]) == (2 * (n - 1) or None)
-    record = tiny_run.train(replace(inputs, seen_s=last_seen_s(inputs.state)))
-    losses = [[(point.step, point.loss) for point in r.eval_points] for r in (straight, record)]
-    assert losses[1] == losses[0]
-    assert record.weights_sha256 == straight.weights_sha256
-    assert record.published_step == straight.published_step
+    for n in (1, 2, 3):
+        n_left, inputs = n, tiny_run.made(tmp_path / str(n), **settings)
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(step_hooks, "compute_held_out_loss", told)
+            tiny_run.train(inputs)
+        saved = newest_checkpoint(inputs.state)
+        assert (saved and read_progress(saved)["step"]) == (2 * (n - 1) or None)
+        record = tiny_run.train(replace(inputs, seen_s=last_seen_s(inputs.state)))
+        losses = [[(point.step, point.loss) for point in r.eval_points] for r in (straight, record)]
+        assert losses[1] == losses[0]
+        assert record.weights_sha256 == straight.weights_sha256
+        assert record.published_step == straight.published_step
 
 
 @pytest.mark.long

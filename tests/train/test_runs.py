@@ -115,21 +115,16 @@ def test_endlessly_skipped_steps_end_the_run(tmp_path: Path, scale: float, diver
             flush_steps(run)
 
 
-@pytest.mark.parametrize(
-    ("losses", "patience", "min_delta", "over"),
-    [
+def test_patience() -> None:
+    for losses, patience, min_delta, over in (
         ((3.0, 2.0, 2.1, 2.0), 2, 0.0, True),
         ((3.0, 2.0, 2.1, 1.9, 1.95), 2, 0.0, False),
         ((3.0, 2.95, 2.91), 2, 0.1, True),  # slower than min_delta
         ((3.0, 2.95, 2.85), 2, 0.1, False),  # slow, but enough together
         ((3.0, 3.0, 3.0), None, 0.0, False),
-    ],
-)
-def test_patience(
-    losses: tuple[float, ...], patience: int | None, min_delta: float, over: bool
-) -> None:
-    points = [EvalPoint(step=0, loss=loss, n_target_tokens=1, eval_s=0.0) for loss in losses]
-    assert out_of_patience(points, patience, min_delta) is over
+    ):
+        points = [EvalPoint(step=0, loss=loss, n_target_tokens=1, eval_s=0.0) for loss in losses]
+        assert out_of_patience(points, patience, min_delta) is over
 
 
 def _time_and_age() -> tuple[float, float]:
@@ -253,14 +248,6 @@ def test_a_damaged_checkpoint_is_not_a_candidate(
     assert "step-00000005 is not a candidate: weights.safetensors does not match" in caplog.text
 
 
-DAMAGES: list[tuple[str, bytes | None, str]] = [
-    ("outcome.json", b'{"n_steps": ', "outcome.json cannot be read"),
-    ("final/model.safetensors", b"zeros", "model.safetensors has 5 bytes"),
-    ("final/config.json", None, "final/config.json is missing"),
-    ("steps.jsonl", b"wh", "steps.jsonl has 2 bytes"),
-]
-
-
 def test_a_damaged_outcome_has_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     inputs = made(tmp_path, n_steps=2)
     summary, state = train(inputs), inputs.state
@@ -268,7 +255,12 @@ def test_a_damaged_outcome_has_a_reason(tmp_path: Path, caplog: pytest.LogCaptur
         (state / name).touch()
     write_outcome(state, summary)
     assert read_outcome(state) == summary
-    for name, content, why in DAMAGES:
+    for name, content, why in (
+        ("outcome.json", b'{"n_steps": ', "outcome.json cannot be read"),
+        ("final/model.safetensors", b"zeros", "model.safetensors has 5 bytes"),
+        ("final/config.json", None, "final/config.json is missing"),
+        ("steps.jsonl", b"wh", "steps.jsonl has 2 bytes"),
+    ):
         whole = (state / name).read_bytes()
         (state / name).unlink()
         if content is not None:

@@ -124,9 +124,9 @@ def test_out_of_memory_in_another_process_counts_for_all(batch: Batch, n_before:
     assert votes == [False] * (n_before + 1) and route.used == planned
 
 
-@pytest.mark.parametrize(
-    ("place", "fault", "part", "used", "reason"),
-    [
+def test_the_faulty_part_is_replaced(monkeypatch: pytest.MonkeyPatch, batch: Batch) -> None:
+    fault: Any
+    for place, fault, part, used, reason in (
         ("attention.KERNEL", not_causal, "attention", "sdpa", "the plain route"),
         ("attention.KERNEL", sharper, "attention", "sdpa", "the plain route"),
         ("attention.KERNEL", fail, "attention", "sdpa", "it fails: no such instruction"),
@@ -134,22 +134,17 @@ def test_out_of_memory_in_another_process_counts_for_all(batch: Batch, n_before:
         (None, lose_gradient, "compilation", "off", "lora_A.default.weight has 0.000 times"),
         (None, fail, "compilation", "off", "no such instruction"),
         ("loss.kernel", scaled, "loss", "chunked", "has 2.000 times the norm"),
-    ],
-)  # fmt: skip
-def test_the_faulty_part_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, batch: Batch, place: str | None, fault: Any, part: str,
-    used: str, reason: str,
-) -> None:  # fmt: skip
-    packed, route = made_loss(backend="eager" if place else fault)
-    if place == "loss.kernel":
-        packed.kernel = fault
-        route = Route(packed, attention="packed", compiled=True)
-    elif place is not None:
-        monkeypatch.setattr(f"expertflow.train.model.{place}", fault)
-    found = check(packed, route, batch)
-    assert {part: found[part][0]} == {part: used} and reason in found[part][1]
-    assert list(found) == [part]
-    assert check(packed, route, batch) == {}
+    ):
+        packed, route = made_loss(backend="eager" if place else fault)
+        with monkeypatch.context() as faulty:
+            if place == "loss.kernel":
+                packed.kernel = fault
+                route = Route(packed, attention="packed", compiled=True)
+            elif place is not None:
+                faulty.setattr(f"expertflow.train.model.{place}", fault)
+            found = check(packed, route, batch)
+            assert list(found) == [part] and found[part][0] == used and reason in found[part][1]
+            assert check(packed, route, batch) == {}
 
 
 def test_two_faults_are_distinguished(monkeypatch: pytest.MonkeyPatch, batch: Batch) -> None:
@@ -203,23 +198,22 @@ def test_a_run_records_fallbacks_and_resumes_on_the_same_route(
     assert found.resumed_at_steps and "loss plain" in " ".join(found.activated)
 
 
-@pytest.mark.parametrize("backend", ["eager", fail], ids=["sound", "failing"])
 def test_layers_that_do_not_compile_run_uncompiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = run_tiny(tmp_path / "plain", torch_compile=False)
-    monkeypatch.setattr(start, "compile_layers", partial(compile_layers, backend=backend))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    found = run_tiny(tmp_path / "compiled", torch_compile=True)
-    assert found.weights_sha256 == plain.weights_sha256
-    counted = [line for line in found.activated if "graphs of" in line]
-    assert len(counted) == 1 and counted[0].endswith("by the end of step 1")
-    if backend == "eager":
-        assert found.fallbacks == () and not counted[0].startswith("0 graphs")
-    else:
-        [fallback] = found.fallbacks
-        assert (fallback.part, fallback.used, fallback.after_step) == ("compilation", "off", 0)
-        assert "no such instruction" in fallback.reason
+    for name, backend in (("sound", "eager"), ("failing", fail)):
+        monkeypatch.setattr(start, "compile_layers", partial(compile_layers, backend=backend))
+        found = run_tiny(tmp_path / name, torch_compile=True)
+        assert found.weights_sha256 == plain.weights_sha256
+        [counted] = [line for line in found.activated if "graphs of" in line]
+        assert counted.endswith("by the end of step 1")
+        if name == "sound":
+            assert found.fallbacks == () and not counted.startswith("0 graphs")
+    [fallback] = found.fallbacks
+    assert (fallback.part, fallback.used, fallback.after_step) == ("compilation", "off", 0)
+    assert "no such instruction" in fallback.reason
 
 
 def test_the_longest_rows_run_uncompiled_where_they_do_not_compile(
