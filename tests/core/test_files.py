@@ -197,27 +197,24 @@ def test_files_on_one_disk_must_fit_there_together(
     check_space(needs)
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
+def test_a_full_disk_is_named_with_bytes_and_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
+    write_text(tmp_path / "rows", "old")
+    for error, line in (
         (OSError(errno.ENOSPC, "full"), "no space left on device, more than 5.1 MB needed; file"),
         (OSError("in Rust (os error 122)"), "disk quota exceeded, more than 100.0 kB needed; file"),
         (ValueError("too long (os error 27)"), "file too large, more than 100.0 kB needed; file"),
         (ValueError("in Rust (os error 5)"), None),
-    ],
-)
-def test_a_full_disk_is_named_with_bytes_and_keeps_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str | None
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
-    write_text(tmp_path / "rows", "old")
-    with pytest.raises(type(error) if line is None else DiskFullError) as caught:
-        with replacing(tmp_path / "rows") as partial:
-            partial.write_bytes(bytes(100_000))
-            raise error
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"rows": "old"}
-    if line is not None:
-        assert isinstance(caught.value, OSError)
-        told = describe_os_error(caught.value) or ""
-        assert told.startswith(f"{tmp_path / 'rows'}: {line} system /")
-        assert told.endswith(f" has 5.1 MB free; {MAKE_ROOM}")
+    ):
+        with pytest.raises(type(error) if line is None else DiskFullError) as caught:
+            with replacing(tmp_path / "rows") as partial:
+                partial.write_bytes(bytes(100_000))
+                raise error
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"rows": "old"}
+        if line is not None:
+            assert isinstance(caught.value, OSError)
+            told = describe_os_error(caught.value) or ""
+            assert told.startswith(f"{tmp_path / 'rows'}: {line} system /")
+            assert told.endswith(f" has 5.1 MB free; {MAKE_ROOM}")

@@ -79,9 +79,7 @@ def test_fewer_rows_per_card_may_need_no_checkpointing() -> None:
     small = replace(card("RTX 4090"), memory_total_bytes=10 * 10**9)
     one, eight = (plan(small, seq(1024), world_size=n) for n in (1, 8))
     assert (one.gradient_checkpointing, eight.gradient_checkpointing) == (True, False)
-
-
-def test_what_fewer_rows_would_need_without_checkpointing_is_said_of_them() -> None:
+    # If they do need it, what they would need without is stated.
     llama_8b = replace(
         QWEN_06B, n_layers=32, hidden_size=4096, n_heads=32, intermediate_size=14_336,
         model_type="llama",

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,22 +121,17 @@ def test_an_impossible_trial_is_a_one_line_error(trial: Trial, plan: TrainPlan) 
         run(trial, plan=replace(plan, attention="varlen"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "max_loss", "outcome", "n_timed_steps", "problem"),
-    [
-        ({"n_timed_steps": 10_000, "max_timed_s": 0.2}, None, "measured", range(1, 10_000), ""),
-        ({"n_timed_steps": 50, "least_tokens_per_s": 1e12}, None, "given up", [3], "below 1,000,0"),
-        ({}, 0.001, "failed", [0], "diverged"),
-    ],
-)
-def test_a_trial_ends_early(
-    trial: Trial, plan: TrainPlan, changes: dict[str, Any], max_loss: float | None, outcome: str,
-    n_timed_steps: Sequence[int], problem: str,
-) -> None:  # fmt: skip
-    result = run(trial, plan=replace(plan, max_loss=max_loss), **changes)
-    assert result.outcome == outcome and result.n_timed_steps in n_timed_steps
-    assert problem in (result.problem or "")
-    assert result.timed_s >= 0.2 or outcome != "measured"
+def test_a_trial_ends_early(trial: Trial, plan: TrainPlan) -> None:
+    changes: dict[str, Any]
+    for changes, outcome, n_timed_steps, problem in (
+        ({"n_timed_steps": 10_000, "max_timed_s": 0.2}, "measured", range(1, 10_000), ""),
+        ({"n_timed_steps": 50, "least_tokens_per_s": 1e12}, "given up", [3], "below 1,000,0"),
+        ({"plan": replace(plan, max_loss=0.001)}, "failed", [0], "diverged"),
+    ):
+        result = run(trial, **changes)
+        assert result.outcome == outcome and result.n_timed_steps in n_timed_steps
+        assert problem in (result.problem or "")
+        assert result.timed_s >= 0.2 or outcome != "measured"
 
 
 def test_out_of_memory_is_a_result(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,19 +148,14 @@ def killed(number: int, *_: object) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(
-    ("number", "outcome", "message"),
-    [
+def test_a_killed_trial_is_a_result(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, outcome, message in (
         (signal.SIGKILL, "out of memory", "most likely the host ran out of memory"),
         (signal.SIGSEGV, "failed", f"the process exited with code -{signal.SIGSEGV:d}"),
-    ],
-)
-def test_a_killed_trial_is_a_result(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch, number: int, outcome: str, message: str
-) -> None:
-    monkeypatch.setattr(subprocess_runner, "_run_child", partial(killed, int(number)))
-    result = run(trial)
-    assert result.outcome == outcome and (result.problem or "").endswith(message)
+    ):
+        monkeypatch.setattr(subprocess_runner, "_run_child", partial(killed, int(number)))
+        result = run(trial)
+        assert result.outcome == outcome and (result.problem or "").endswith(message)
 
 
 def test_a_hangup_that_is_ignored_interrupts_nothing() -> None:

@@ -86,6 +86,14 @@ def test_the_best_is_found_and_every_choice_keeps_the_global_batch() -> None:
     assert {t.batch_size * t.gradient_accumulation_steps for t in search.trials} == {16}
     # Compilation is slow, so only the default and the best without it are compiled.
     assert sum(choice.torch_compile for choice in card.ran) == 2
+    # Dominated rows are skipped, and slow choices abandoned.
+    rows = {n: search.trials[with_rows(n, torch_compile=False)] for n in (8, 2)}
+    assert rows[8].outcome == "measured" and rows[2].outcome == "left out"
+    assert rows[2].reason == "dominated: 8 rows were already slower"
+    masked = next(t for c, t in search.trials.items() if c.attention == "sdpa")
+    assert masked.outcome == "given up"
+    fastest = 1000.0 * 16 / 17
+    assert card.ran[masked.settings] == pytest.approx(0.9 * fastest, rel=1e-3)
 
 
 def test_settings_predicted_not_to_fit_are_not_run() -> None:
@@ -110,18 +118,6 @@ def test_a_failed_trial_is_a_result_and_the_search_continues() -> None:
     found = search.trials[largest]
     assert (found.outcome, found.reason) == (failed.outcome, failed.problem)
     assert search.best() == with_rows(8)
-
-
-def test_dominated_rows_are_skipped_and_slow_ones_abandoned() -> None:
-    card = Card(speed)
-    trials = card.search().trials
-    rows = {n: trials[with_rows(n, torch_compile=False)] for n in (8, 2)}
-    assert rows[8].outcome == "measured" and rows[2].outcome == "left out"
-    assert rows[2].reason == "dominated: 8 rows were already slower"
-    masked = next(t for c, t in trials.items() if c.attention == "sdpa")
-    assert masked.outcome == "given up"
-    fastest = 1000.0 * 16 / 17
-    assert card.ran[masked.settings] == pytest.approx(0.9 * fastest, rel=1e-3)
 
 
 def test_no_trial_starts_when_the_time_is_up() -> None:
