@@ -43,6 +43,14 @@ def test_a_file_that_a_library_writes_for_its_owner_is_as_readable_as_others(
     assert len(modes) == 1
 
 
+def test_a_device_or_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    files.write_text(tmp_path / "pipe", "text")
+    assert os.read(reader, 9) == b"text" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+
+
 def test_a_kill_leaves_no_half_of_a_folder_that_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Works for files and directories. A failure leaves nothing behind.
     """
+    is_stream = path.exists() and not path.is_file() and not path.is_dir()
+    if is_stream or path.parent == Path("/dev"):
+        # Root's rename would put a file in the place of /dev/null or of the link /dev/stdout.
+        yield path
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with hold_partial(path) as (partial, _):
         yield partial
