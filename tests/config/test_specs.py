@@ -242,6 +242,14 @@ def test_a_users_artifact_counts_by_its_content(named: str, place: str) -> None:
     assert (made["artifacts"], made["content"]) == ({"database": place}, content)
 
 
+def test_a_task_of_lm_eval_counts_by_its_content() -> None:
+    Path("mine.yaml").write_text("task: mine")
+    tasks = ["arc_easy", "mine.yaml"]
+    evaluation = {"task": "held_out_loss", "lm_eval": {"tasks": tasks}}
+    made = told("generate_answers", evaluation=evaluation)
+    assert made["content"] == {"mine.yaml": sha256_text("task: mine")}
+
+
 def test_categories_are_texts() -> None:
     def capped(cap: Any) -> tuple[Any, Any]:
         sources, data = [{**SOURCE, "category": "c"}], {"max_per_category": cap}

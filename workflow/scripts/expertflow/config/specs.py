@@ -192,7 +192,9 @@ def generate_answers(expert: ConfiguredExpert, _: Any) -> GenerationSpec:
     settings, artifacts = expert.settings, expert.artifacts
     # The sources' records show whether generated files changed.
     own = [artifacts[key] for key in expert.own_artifacts]
-    content = expert.hash_content({place: [Path(place)] for place in own})
+    # Some of these are names, not files.
+    lm_eval = (settings["evaluation"]["lm_eval"] or {}).get("tasks", ())
+    content = expert.hash_content({place: [Path(place)] for place in (*own, *lm_eval)})
     return _fill(
         GenerationSpec, settings["evaluation"], settings, artifacts=artifacts, content=content
     )
