@@ -61,6 +61,9 @@ def test_a_dry_run_ends_with_hours_and_dollars(mine: Workspace) -> None:
     assert line.endswith(f"  1 x H100 SXM  {basis}")
     _, line = table(mine, "tiny", *code)
     assert " to " in line and line.endswith("  unknown  cpu  estimate from bytes; no price set")
+    # The group of profiles/slurm.
+    groups = ("--groups", *(f"{rule}=g" for rule in ("train_expert", "generate_answers")))
+    assert table(mine, "tiny", *code, *groups)[1] == line
     # Trainings of a group, and a profile without the table.
     groups = ("--groups", "train_expert=g", "--group-components", "g=2")
     lines = table(mine, "tiny", "results/other/report.json", *code, *groups)

@@ -72,8 +72,8 @@ def attach(run: Any, config: Settings, basedir: Path) -> Workflow:
             elsewhere=run.resource_settings.nodes is not None,
             checks=is_dry or not looks,
         ),
-        # Jobs of a group must agree on every text, so groups get none. They are not known earlier.
-        shows_forecast=lambda: is_dry and not run.group_settings.group_components,
+        # Jobs of a group must agree on every text, so only its training gets one.
+        shows_forecast=lambda rule: is_dry and has_forecast(rule, run.group_settings),
         # Parsing all modules takes a second.
         reads_code=cache(lambda: not is_dry or has_records(run.persistence)),
         on_first_use=lambda: _register_hooks(run),
@@ -103,6 +103,12 @@ def add_forecasts(run: Any, wf: Workflow) -> None:
         is_new = stage in STAGES and "forecast" not in rule.resources
         if stage and is_new and "expert" in rule.wildcard_names:
             rule.resources.update(Resources.from_mapping({"forecast": wf.forecast(stage)}))
+
+
+def has_forecast(rule: str, groups: Any) -> bool:
+    # A module's rules have names of their own before ours.
+    is_alone = not any(name.endswith(rule) for name in groups.overwrite_groups)
+    return not groups.group_components and (rule == "train_expert" or is_alone)
 
 
 def has_records(persistence: Any) -> bool:

@@ -58,7 +58,7 @@ def in_one_line(cls: C) -> C:
 class Workflow:
     """The configured workflow.
 
-    ``shows_forecast`` says whether a dry run ends with a forecast, ``reads_code`` whether code
+    ``shows_forecast`` says whether a dry run shows one of a rule, ``reads_code`` whether code
     matters to this run. ``on_first_use`` is called when Snakemake first asks for anything of an
     expert, ``on_lock`` for each lock.
     """
@@ -67,7 +67,7 @@ class Workflow:
         self,
         run: RunContext,
         *,
-        shows_forecast: Callable[[], bool] = lambda: True,
+        shows_forecast: Callable[[str], bool] = lambda rule: True,
         reads_code: Callable[[], bool] = lambda: True,
         on_first_use: Callable[[], None] | None = None,
         on_lock: Callable[[str], None] = lambda path: None,
@@ -327,7 +327,7 @@ class Workflow:
         """Return an input function for what a dry run's table shows of a job."""
 
         def found(wildcards: Any) -> str | None:
-            if not self._shows_forecast():
+            if not self._shows_forecast(rule):
                 return None
             forecaster = JobForecaster(self._expert(wildcards))
             if rule == "train_expert":
