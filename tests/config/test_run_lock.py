@@ -15,7 +15,6 @@ from support import PATIENCE_S, SCRIPTS, is_running, wait_for
 
 from expertflow.config import run_lock
 from expertflow.config.attach import _before_first_job
-from expertflow.config.plain_rows import keep_rejected
 from expertflow.config.run_lock import find_orphans, hold_experts
 from expertflow.core.locks import EXPERT_LOCKS
 
@@ -210,16 +209,3 @@ def test_a_stop_leaves_no_process(tmp_path: Path, number: signal.Signals, shell:
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == 128 + number
     wait_for(lambda: not any(map(is_running, pids)))
-
-
-def test_rejected_records_are_kept_next_to_the_output(tmp_path: Path) -> None:
-    folder, output, kept = (tmp_path / name for name in ("work", "rows", "rows.rejected"))
-    for place in (folder / "a", kept):
-        place.mkdir(parents=True)
-    (folder / "a" / "001.rejected.jsonl").write_text("")
-    assert keep_rejected(folder, output) is None
-    (folder / "a" / "000.rejected.jsonl").write_text("{}\n")
-    (kept / "007.rejected.jsonl").write_text("of an earlier run")
-    (kept / "mine.txt").write_text("of the user")
-    assert keep_rejected(folder, output) == kept
-    assert sorted(path.name for path in kept.iterdir()) == ["000.rejected.jsonl", "mine.txt"]

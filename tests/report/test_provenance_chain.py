@@ -7,20 +7,19 @@ from typing import Any
 import pytest
 
 from expertflow.config import guard
-from expertflow.core import cli
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file, sha256_json, sidecar_of
 from expertflow.core.records import write_record
+from expertflow.core.sidecars import write_sidecar
 from expertflow.data.records import DatasetManifest, DatasetSource
 from expertflow.report.provenance import collect_provenance, list_stages
 from expertflow.report.records import ChainLink
 
 
-def _record(path: Path, rule: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def _record(path: Path, rule: str, code: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{{"from": "{path.name}"}}', encoding="utf-8")
-    monkeypatch.setattr("sys.argv", [f"{rule}.py"])
-    cli.write_sidecar(path, spec="{}", code=code)
+    write_sidecar(path, spec="{}", code=code, rule=rule)
 
 
 def _name_shards(results: Path, *sources: str) -> None:
@@ -32,12 +31,12 @@ def _name_shards(results: Path, *sources: str) -> None:
     write_record(results / "datasets.json", value)
 
 
-def test_stages_are_in_the_chains_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_in_the_chains_order(tmp_path: Path) -> None:
     for name, rule in (
         ("training", "train_expert"), ("packing", "pack_sequences"),
         ("sources/fetched/a", "fetch_source"), ("calibration", "calibrate_expert"),
     ):  # fmt: skip
-        _record(tmp_path / f"{name}.json", rule, "its code", monkeypatch)
+        _record(tmp_path / f"{name}.json", rule, "its code")
     _name_shards(tmp_path, "a")
     (tmp_path / "plan.json").write_text("{}")  # made by hand: no sidecar, no stage
     chain = list_stages(tmp_path, asked=["calibrate"])
@@ -51,21 +50,21 @@ def test_stages_are_in_the_chains_order(tmp_path: Path, monkeypatch: pytest.Monk
         list_stages(tmp_path)
 
 
-def test_shards_of_one_code_are_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_of_one_code_are_one_entry(tmp_path: Path) -> None:
     paths = [tmp_path / "documents" / source / "000.json" for source in "ab"]
     for path in paths:
-        _record(path, "prepare_shard", "same", monkeypatch)
+        _record(path, "prepare_shard", "same")
     _name_shards(tmp_path, "a", "b")
     (entry,) = list_stages(tmp_path)
     assert entry.record == "documents/*/*.json (2)"
     hashes = {path.relative_to(tmp_path).as_posix(): sha256_file(path) for path in paths}
     assert entry.sha256 == sha256_json(hashes)
-    _record(paths[1], "prepare_shard", "other", monkeypatch)
+    _record(paths[1], "prepare_shard", "other")
     assert [entry.code for entry in list_stages(tmp_path)] == ["other", "same"]
     # Leftovers of earlier runs are not stages.
     for name in ("a", "gone"):
-        _record(tmp_path / f"sources/fetched/{name}.json", "fetch_source", "f", monkeypatch)
-    _record(tmp_path / "documents/a/001.json", "prepare_shard", "left", monkeypatch)
+        _record(tmp_path / f"sources/fetched/{name}.json", "fetch_source", "f")
+    _record(tmp_path / "documents/a/001.json", "prepare_shard", "left")
     _name_shards(tmp_path, "a")
     records = [entry.record for entry in list_stages(tmp_path)]
     assert records == ["sources/fetched/a.json", "documents/a/000.json"]

@@ -37,7 +37,10 @@ def pretokenize(place: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_a_failure_is_one_line_and_leaves_what_was_rejected(place: Path) -> None:
-    before = sorted(place.iterdir())
+    before, kept = sorted(place.iterdir()), place / "rows.rejected"
+    kept.mkdir()
+    (kept / "007.rejected.jsonl").write_text("of an earlier run")
+    (kept / "mine.txt").write_text("of the user")
     code, _, problem = pretokenize(place, "--text", "{body}")
     assert code == 1
     every = f"{N_RECORDS} of {N_RECORDS} records rejected: missing_field {N_RECORDS}"
@@ -45,9 +48,9 @@ def test_a_failure_is_one_line_and_leaves_what_was_rejected(place: Path) -> None
     assert problem.count("\n") == 1
     assert "results/rows" not in problem
     assert problem.endswith("; the rejected records are in rows.rejected\n")
-    lines = (place / "rows.rejected" / "000.rejected.jsonl").read_text().splitlines()
-    assert len(lines) == N_RECORDS
-    shutil.rmtree(place / "rows.rejected")
+    assert len((kept / "000.rejected.jsonl").read_text().splitlines()) == N_RECORDS
+    assert sorted(path.name for path in kept.iterdir()) == ["000.rejected.jsonl", "mine.txt"]
+    shutil.rmtree(kept)
     assert sorted(place.iterdir()) == before
     (place / "one.txt").write_text('{"question": "what is one"}\n')
     code, _, problem = pretokenize(place, "--input", "one.txt", "--text", "{text}")
