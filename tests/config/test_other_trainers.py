@@ -81,14 +81,11 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
     again = run_script("import_settings", path, "--output", output)
     assert again.returncode == 1 and "already exists" in again.stderr
     assert run_script("import_settings", path).stdout == text
+    unpacked = translate(write(tmp_path, "false"))
+    assert unpacked.manifest["training"]["packing"] == "none"
+    assert any("A step has 8 examples per card, as before" in note for note in unpacked.notes)
     missing = run_script("import_settings", "qlora.yml", cwd=tmp_path / "config").stderr
     assert missing.endswith("cannot be read (No such file or directory); correct the path\n")
-
-
-def test_an_unpacked_recipe_keeps_its_examples_per_step(tmp_path: Path) -> None:
-    result = translate(write(tmp_path, "false"))
-    assert result.manifest["training"]["packing"] == "none"
-    assert any("A step has 8 examples per card, as before" in note for note in result.notes)
 
 
 def test_an_unsupported_recipe_gets_a_line(tmp_path: Path) -> None:
@@ -147,11 +144,15 @@ def test_modules_without_names_are_reported(tmp_path: Path, modules: str) -> Non
     assert result.explained["target_modules"] == why
 
 
-def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
+def test_a_number_of_warm_up_steps_is_kept_and_defaults_are_named(tmp_path: Path) -> None:
     for n_steps in (100, 0):
-        training = training_of(tmp_path, f"model_name: m\nwarmup_steps: {n_steps}")
+        text = f"model_name: m\nlearning_rate: 1e-5\nwarmup_steps: {n_steps}"
+        result = translate_text(tmp_path, text)
+        training = result.manifest["training"]
         given = {key: value for key, value in training.items() if "warmup" in key}
         assert choose_warmup(Training(**given), 400)[0] == n_steps
+        line = "Not set there, so our defaults apply: num_train_epochs, lr_scheduler_type."
+        assert line in result.notes
 
 
 @pytest.mark.parametrize(
@@ -167,6 +168,7 @@ def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
         ("packing: true\npacking_strategy: wrapped", {"packing": "concat"}),
         ("packing_strategy: wrapped\npacking: true", {"packing": "concat"}),
         ("packing_strategy: bfd", {"packing": "none"}),
+        ("fp16: true", {"bf16": False, "packing": "none"}),
         ("neat_packing: true\npacking: false", {"packing": "bfd"}),
         ("packing: true\nneat_packing: false", {"packing": "bfd"}),
     ],
@@ -175,21 +177,6 @@ def test_settings_that_depend_on_each_other_are_translated_together(
     tmp_path: Path, text: str, expected: dict[str, Any]
 ) -> None:
     assert expected.items() <= training_of(tmp_path, f"model_name: m\n{text}").items()
-
-
-def test_settings_missing_in_a_file_are_reported(tmp_path: Path) -> None:
-    result = translate_text(tmp_path, "model_name: m\nlearning_rate: 1e-5\nwarmup_steps: 3")
-    line = "Not set there, so our defaults apply: num_train_epochs, lr_scheduler_type."
-    assert line in result.notes
-    assert result.manifest["training"]["packing"] == "none"
-
-
-def test_fp16_alone_and_records_without_input_are_accepted(tmp_path: Path) -> None:
-    result = translate_text(tmp_path, "model_name: m\nfp16: true\ndataset: mine")
-    assert result.manifest["training"]["bf16"] is False
-    [source] = result.manifest["sources"]
-    fill = compile_template(source["prompt"])
-    assert fill({"instruction": "a", "input": ""}) == "a\n"
 
 
 @pytest.mark.parametrize("turn", [1, -1])
@@ -266,6 +253,8 @@ def test_data_files_are_read(tmp_path: Path) -> None:
     ]  # fmt: skip
     [source] = sources_of(tmp_path, "{path: a/b, data_files: [x.jsonl], type: alpaca}")
     assert (source["id"], source["options"]) == ("a/b", {"data_files": ["x.jsonl"]})
+    [source] = translate_text(tmp_path, "model_name: m\ndataset: mine").manifest["sources"]
+    assert source["prompt"] == "{instruction}\n{input?}"
     text = "trl sft --model_name m --dataset_name json --data_files /d/x.jsonl"
     [source] = translate_text(tmp_path, text, "x.sh").manifest["sources"]
     assert (source["kind"], source["path"]) == ("local", "/d/x.jsonl")
