@@ -62,10 +62,6 @@ def test_two_manifests_of_one_name_are_rejected(tmp_path: Path) -> None:
     refused(tmp_path, base(), "e.json next to it has the same name; remove one")
 
 
-def test_null_on_the_command_line_changes_nothing(tmp_path: Path) -> None:
-    assert load(tmp_path, base(), told={"experts": {"e": "null"}}) == load(tmp_path, base())
-
-
 def refused(tmp_path: Path, value: dict[str, Any], message: str, **config: Any) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         load(tmp_path, value, **config)
@@ -98,6 +94,7 @@ def test_the_last_source_of_a_setting_is_its_origin(tmp_path: Path) -> None:
 
     own = {"learning_rate": "manifest", "save_steps": "manifest"}
     assert origins() == {**own, "seed": "overlay"}
+    assert origins(told={"experts": {"e": "null"}}) == origins()
     assert origins(preset="full") == {**own, "seed": "manifest"}
     made = origins(training={"learning_rate": 1e-2, "seed": 5}, told={"training": {"seed": 5}})
     assert (made["learning_rate"], made["seed"]) == ("overlay", "command line")
@@ -108,7 +105,9 @@ def test_the_last_source_of_a_setting_is_its_origin(tmp_path: Path) -> None:
 def test_a_manifest_states_where_its_values_come_from(tmp_path: Path) -> None:
     public = {"from": "public", "why": "the recipe's own"}
     origins = {"training.learning_rate": public, "sources.s.text": {"from": "own"}}
-    load(tmp_path, {**base(), "training": {"learning_rate": 1e-3}, "origins": origins})
+    origins |= {"demo.training.seed": {"from": "own"}}
+    settings = {"training": {"learning_rate": 1e-3}, "demo": {"training": {"seed": 1}}}
+    load(tmp_path, {**base(), **settings, "origins": origins})
     text = describe_origins(tmp_path / "e.yaml")
     assert "training.learning_rate 0.001: from a public recipe; the recipe's own" in text
     assert "sources.s.text {body}: chosen here" in text

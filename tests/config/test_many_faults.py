@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import yaml
-from manifests import base, list_errors, load, source
+from manifests import base, list_errors, source
 
 
 def test_all_faults_of_a_manifest_are_reported_at_once(tmp_path: Path) -> None:
@@ -65,8 +65,3 @@ def test_all_contradictions_are_reported_at_once(tmp_path: Path) -> None:
     assert not [
         (line, words) for line, words in zip(lines, expected, strict=True) if words not in line
     ]
-
-
-def test_a_value_of_the_demo_block_may_have_an_origin(tmp_path: Path) -> None:
-    origins = {"demo.training.seed": {"from": "own"}}
-    assert load(tmp_path, {**base(), "demo": {"training": {"seed": 1}}, "origins": origins})
