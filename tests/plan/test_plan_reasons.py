@@ -15,20 +15,6 @@ from expertflow.plan.settings import Training
 from expertflow.plan.show import plan_text
 from expertflow.tokens.records import LengthChoice
 
-AUTO = {
-    "batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "precision", "loader",
-    "dataloader_num_workers", "n_threads", "n_warmup_steps", "save_steps", "eval_steps",
-    "sequence_length_tokens", "collection_interval_seconds", "torch_compile", "attention",
-}  # fmt: skip
-
-
-def test_everything_auto_has_its_sentence() -> None:
-    for gpu in (None, card("H100 SXM")):
-        packing = replace(PACKING, length_reason="set by max_seq_length")
-        made = reasons_of(plan(gpu, packing))
-        assert set(made) >= AUTO
-        assert all(len(made[setting].because) > 10 for setting in AUTO)
-
 
 def test_the_replaced_setup_is_quoted() -> None:
     for letter, setting, value in (
