@@ -21,9 +21,8 @@ def checks(plan: TrainPlan | None = None, **claim: Any) -> list[ClaimCheck]:
 def test_a_progress_bar_shows_minutes() -> None:
     assert parse_duration("46:47") == pytest.approx(2807 / 3600)
     assert parse_duration("1:46:47") == pytest.approx(6407 / 3600)
-    [check] = checks(duration="46:47", hours=47)
-    assert not check.holds
-    assert check.finding.endswith("47 minutes, not 47 hours")
+    done = run_script("check_claims", "--duration", "46:47", "--hours", "47")
+    assert done.returncode == 1 and "47 minutes, not 47 hours" in done.stdout
     assert checks(duration="46:47:00", hours=47)[0].holds
 
 
@@ -34,6 +33,8 @@ def test_impossible_figures_are_rejected_by_name() -> None:
     done = run_script("check_claims", "--steps=0", "--usd=-1", "--parts-hours", "1", "-1")
     for problem in ("'n_steps' is 0", "'usd' is -1.0", "'parts_hours.1' is -1.0"):
         assert f"claim: key {problem}: it must be at least" in done.stderr
+    alone = run_script("check_claims", "--hours", "47")
+    assert alone.returncode == 2 and "pass at least two" in alone.stderr
 
 
 RATE = {"n_steps": 3558, "steps_per_s": 1.25, "usd_per_hour": 2.49}

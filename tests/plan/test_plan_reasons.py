@@ -5,7 +5,6 @@ from typing import Any
 from msgspec.structs import replace
 from plan_fixtures import PACKING, because_of, card, plan, reasons_of
 from plan_fixtures import plan as plan_for
-from support import run_script
 
 from expertflow.core.records import from_json, to_json
 from expertflow.plan.claims import time_words
@@ -104,12 +103,3 @@ def test_a_plan_states_which_settings_are_given_and_computed() -> None:
     assert told["n_steps"].origin == "computed"
     text = plan_text(plan)
     assert "manifest: learning_rate 0.001" in text and "overlay: num_train_epochs" in text
-
-
-def test_a_claim_is_checked_by_hand() -> None:
-    rates = ("--steps", "3558", "--steps-per-second", "1.25", "--tokens-per-step", "12288")
-    wrong = run_script("check_claims", *rates, "--hours", "47", "--usd-per-hour", "2.49")
-    assert wrong.returncode == 1
-    assert "are 47 minutes, about $1.97 at $2.49 an hour, not 47 hours" in wrong.stdout
-    alone = run_script("check_claims", "--hours", "47")
-    assert alone.returncode == 2 and "pass at least two" in alone.stderr
