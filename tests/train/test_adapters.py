@@ -163,19 +163,22 @@ def test_it_starts_with_the_adapters_weights_and_continues(adapter: Path, tmp_pa
     assert again.loss_first < fresh.loss_first - 0.1
 
 
-def test_its_content_decides_the_weights_not_its_location(adapter: Path, tmp_path: Path) -> None:
+def test_what_decides_the_weights_names_the_state(adapter: Path, tmp_path: Path) -> None:
     inputs = tiny_run.made(tmp_path / "run", lora=continued(adapter))
     packing = read_record(PackingRecord, tmp_path / "run" / "packing.json")
 
-    def fingerprint(place: Path) -> str:
-        plan = replace(inputs.plan, lora=continued(place))
+    def fingerprint(place: Path, **changes: Any) -> str:
+        plan = replace(inputs.plan, lora=continued(place), **changes)
         return fingerprint_run(plan=plan, packing=packing, model=inputs.model, code="c")
 
     moved = shutil.copytree(adapter, tmp_path / "moved")
-    assert fingerprint(moved) == fingerprint(adapter)
+    same = fingerprint(adapter)
+    assert fingerprint(moved) == fingerprint(moved, hardware="H100 PCIe") == same
+    assert fingerprint(moved, save_every_minutes=2.0) == same
+    assert fingerprint(moved, learning_rate=1e-5) != same
     tensors = load_file(moved / FILES[1])
     save_file({name: 2 * tensor for name, tensor in tensors.items()}, moved / FILES[1])
-    assert fingerprint(moved) != fingerprint(adapter)
+    assert fingerprint(moved) != same
 
 
 def edit(adapter: Path, **changes: Any) -> None:

@@ -28,10 +28,9 @@ from expertflow.staging.ensure import plan_staging
 from expertflow.staging.records import StageSpec
 from expertflow.tokens.records import PackingRecord
 from expertflow.train import job, run, step_hooks
-from expertflow.train.job import PLAN, fingerprint_run, warn_of_unused_progress
+from expertflow.train.job import PLAN, warn_of_unused_progress
 from expertflow.train.model.packed import compute_held_out_loss
 from expertflow.train.model.weights import Diverged
-from expertflow.train.run import TrainInputs
 from expertflow.train.saved.checkpoint_files import last_seen_s, newest_checkpoint, read_progress
 
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -95,17 +94,6 @@ def test_sessions_without_a_checkpoint_or_steps_count(
     again = tiny_run.train(tiny_run.assigned(tmp_path))
     assert again.resumed_at_steps == (0, 2)
     assert 1 << 20 < again.peak_host_rss_bytes <= first.peak_host_rss_bytes
-
-
-def test_settings_that_decide_no_weight_find_the_same_state(tiny: TrainInputs) -> None:
-    packing = read_record(PackingRecord, tiny.state.parent / "packing.json")
-
-    def name(**changes: Any) -> str:
-        plan = replace(tiny.plan, **changes)
-        return fingerprint_run(plan=plan, packing=packing, model=tiny.model, code="c")
-
-    assert name(hardware="H100 PCIe") == name(save_every_minutes=2.0) == name()
-    assert name(learning_rate=1e-5) != name()
 
 
 def test_progress_unused_because_of_another_setting_is_reported(
