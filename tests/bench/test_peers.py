@@ -1,10 +1,8 @@
-"""The comparison with peers: turns and ratios, failures, Snakemake's cost, the same training."""
+"""The comparison with peers: turns and ratios, the same work and training."""
 
 import itertools
-import json
 import math
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 sys.path.insert(0, str(ROOT / "bench" / "peers"))
 
 import training_beside
-from measured import Failed, ratios, run_in_turns
-from side_by_side import run_parts
+from measured import ratios, run_in_turns
 from training_beside import TrainingJob
 from training_lines import FREE, OURS, PADDED, same_work, summary
 
@@ -38,33 +35,6 @@ def test_a_machine_that_slows_down_changes_no_ratio_of_equals() -> None:
     assert found is not None
     assert (found["median"], found["n"]) == (2.5, 2)
     assert ratios({0: 1.0}, {1: 1.0}) is None
-
-
-def test_a_line_that_fails_is_not_run_again_unless_it_is_required() -> None:
-    def fails(repeat: int) -> int:
-        if repeat:
-            raise Failed(f"no room in {repeat}")
-        return repeat
-
-    lines, problems = {"ours": lambda repeat: repeat, "peer": fails}, {}
-    assert run_in_turns(lines, 3, problems)["ours"] == {0: 0, 1: 1, 2: 2}
-    assert problems == {"peer": "no room in 1"}
-    with pytest.raises(Failed, match="no room in 1"):
-        run_in_turns(lines, 3, {}, required=("peer",))
-
-
-def test_a_part_that_fails_is_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    def breaks(_: Namespace) -> dict[str, Any]:
-        raise Failed("our_steps ended with 1:\nno room")
-
-    parts = {"first": breaks, "second": lambda _: {"value": 1}}
-    report: dict[str, Any] = {"machine": {}}
-    assert run_parts(report, parts, Namespace(output=tmp_path / "result.json")) == 1
-    failed = {"failed": "our_steps ended with 1: no room"}
-    assert report["parts"] == {"first": failed, "second": {"value": 1}}
-    out = capsys.readouterr().out.splitlines()
-    assert "first: failed: our_steps ended with 1: no room" in out
-    assert json.loads(out[-1]) == json.loads((tmp_path / "result.json").read_text())
 
 
 ABSENT = ("orjson", "fastokens", "snakemake", "datasets", "trl", "pytest", "jsonschema")

@@ -273,9 +273,7 @@ def test_it_reads_densely_until_it_knows_an_epoch(tmp_path: Path) -> None:
         stream.write('{"step": 16, "elap')
     interval.next_s()
     assert interval.epoch_s == pytest.approx(5)
-
-
-def test_an_epoch_gets_twenty_readings_within_bounds(tmp_path: Path) -> None:
+    # An epoch gets twenty readings, within bounds.
     assert SamplingInterval().next_s() == 1.0
     for step_s, n_steps, every, least, most in (
         (1.0, 1000, 1, 1.0, 1.0), (0.6, 10, 1, 0.2, 0.3), (0.01, 5, 1, 0.1, 0.1),

@@ -193,13 +193,6 @@ def test_saves_are_counted_like_in_the_loop(save_steps: int, step_s: float) -> N
         assert predicted <= n_saves <= predicted + best * count_best_saves(made)
 
 
-def test_a_budget_of_cents_is_shown_in_cents() -> None:
-    with pytest.raises(ConfigError, match=r"max_usd is 0\.001 but the plan needs \$0\.\d*[1-9]"):
-        plan(card("H100 SXM"), max_usd=0.001, price_usd_per_hour=2.0)
-    reason = reasons_of(plan(card("H100 SXM"), max_usd=1.0, price_usd_per_hour=0.01))["max_usd"]
-    assert "$0.00," not in reason.because and "is $0.000" in reason.because
-
-
 def test_the_demo_ignores_budgets_that_cannot_be_checked() -> None:
     made = plan(None, max_usd=5.0, max_hours=1.0, may_drop_budgets=True)
     for key in ("max_usd", "max_hours"):
@@ -234,6 +227,11 @@ def test_a_budget_is_checked_against_the_middle_with_a_warning_at_the_high_end()
         assert reason.value == f"{hours:g}"
     with pytest.raises(ConfigError, match="max_hours is"):
         plan(card("H100 SXM"), max_hours=cost.predicted_hours * 0.9)
+    # Cents are shown as cents.
+    with pytest.raises(ConfigError, match=r"max_usd is 0\.001 but the plan needs \$0\.\d*[1-9]"):
+        plan(card("H100 SXM"), max_usd=0.001, price_usd_per_hour=2.0)
+    reason = reasons_of(plan(card("H100 SXM"), max_usd=1.0, price_usd_per_hour=0.01))["max_usd"]
+    assert "$0.00," not in reason.because and "is $0.000" in reason.because
 
 
 LORA_WORK = StepWork(
