@@ -173,14 +173,7 @@ def test_documents_that_count_as_one_share_a_hash_or_a_group(path: Path) -> None
     assert prepare(path, group="t").n_rejected_by_reason == {"no_group": 2}
 
 
-def test_a_group_has_one_side_however_its_number_is_written(tmp_path: Path) -> None:
-    table = pa.table({"q": ["a", "b"], "a": ["x", "y"], "g": [1.0, 1.5]})
-    pq.write_table(table, tmp_path / "a.parquet")
-    path = write(tmp_path / "b.jsonl", {"q": "c", "a": "z", "g": 1}, {"q": "d", "a": "z", "g": "1"})
-    floats, others = (
-        column(prepare(each, group="g"), "group_hash") for each in (tmp_path / "a.parquet", path)
-    )
-    assert others == floats[:1] * 2 and floats[0] != floats[1]
+def test_a_decimal_is_labeled_like_the_number_it_is(tmp_path: Path) -> None:
     prices = [Decimal("1.50"), Decimal("1.50"), Decimal("2.00")]
     rows = pa.table({"q": ["a", "b", "c"], "a": ["x", "y", "z"], "p": prices})
     pq.write_table(rows, tmp_path / "a.parquet")
@@ -248,11 +241,12 @@ def test_nulls_of_columns_are_not_keys(path: Path) -> None:
         assert [tool["function"] for tool in document.body.tools] == wanted
 
 
-def test_categories_are_identified_by_their_value(path: Path) -> None:
+def test_categories_and_groups_are_identified_by_their_value(path: Path) -> None:
     values = ["1", 1, 1.0, 1.5, True, ["x"], None, "", " \t"]
     write(path, *[{**GOOD, "c": c} for c in values])
     names = column(prepare(path, category="c"), "category")
     assert names == ["1", "1", "1", "1.5", "True", "['x']", None, None, None]
+    assert column(prepare(path, group="c"), "group_hash") == [group_hash(n) for n in names[:5]]
     # A misspelled category is not silently capped.
     assert prepare(path, category="cc").n_rejected_by_reason == {"missing_field": 9}
 

@@ -166,17 +166,8 @@ def test_attention_is_replaced_and_restored(model: Qwen3ForCausalLM) -> None:
     assert other.config._attn_implementation == attention.NAME
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        # Driver errors, which torch raises outside its allocator.
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    ],
-)
 def test_a_batch_that_does_not_fit_is_freed_and_halved(
-    error: RuntimeError, model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     run, room = model.generate, 2
     made: list[weakref.ref[torch.Tensor]] = []
@@ -186,7 +177,8 @@ def test_a_batch_that_does_not_fit_is_freed_and_halved(
         if len(settings["input_ids"]) > room:
             cache = torch.zeros(1)
             made.append(weakref.ref(cache))
-            raise error
+            # As the driver says it, outside torch's allocator.
+            raise RuntimeError("CUDA error: out of memory")
         return run(**settings)
 
     asked = prompts(3, 9, 5, 1, 7, 9)
