@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from support import PATIENCE_S, ROOT
-from warm_python import warm_jobs
 
 sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "tests" / "workflow"))
 
 import learned
 import monitor_overhead
 from learned_variants import variants
+from warm_python import warm_jobs
 
 SCHEMA = 'CREATE TABLE t ("player" TEXT, "club" TEXT, "goals" REAL, "games" REAL)'
 CELLS = [("ann o'neill", "reds", 3.0, 10.0), ("bob", "blues", 5.5, 12.0), ("cy", "reds", 7.0, 9.0)]

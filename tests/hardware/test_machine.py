@@ -29,7 +29,6 @@ def write(root: Path, group: str | None, files: dict[str, str]) -> Path:
 
 def test_a_group_bounds_processors_and_memory(tmp_path: Path) -> None:
     """A process's view of its cgroup, and the resulting limits of the machine."""
-    files: dict[str, str]
     for i, (group, files, cpus, memory, left) in enumerate((
         (None, {}, None, None, None),
         # The tightest group above a process counts.

@@ -71,7 +71,6 @@ def test_a_lost_reading_loses_no_energy_and_a_reset_counter_adds_none() -> None:
 
 def test_figures_are_assessed() -> None:
     """Heat is judged by the card's own limits, a cool card is not a fault."""
-    figures: dict[str, Any]
     for figures, message in (
         ({"busy": 8.0, "n": 10}, "no kernel at all was running"),
         ({"busy": 8.0, "n": 9}, None),  # few samples prove nothing

@@ -48,7 +48,6 @@ WARM_UP = {"n_steps": 66, "warmup_ratio": 0.1, "warmup_steps_min": 10}
 
 
 def test_a_claim_against_its_own_figures() -> None:
-    claim: dict[str, Any]
     for claim, holds, finding in (
         ({**RATE, "hours": 47.0, "usd": 117.0}, False, f"about {PAID}, not 47 hours and $117"),
         ({**RATE, "hours": 47.0}, False, "3,558 steps at 1.25 a second are 47 minutes"),

@@ -101,7 +101,6 @@ def test_a_cpu_trains_in_half_precision_only_if_set_by_hand() -> None:
 
 def test_contradictions() -> None:
     sharded = {"method": "qlora", "parallel": "fsdp", "world_size": 2}
-    changes: dict[str, Any]
     for changes, message in (
         (sharded, "--parallel fsdp cannot shard"),
         ({"min_delta": 0.1}, "--min-delta has no effect without patience"),
@@ -198,7 +197,6 @@ def test_the_manifests_settings_take_precedence(setting: str, value: Any) -> Non
 
 
 def test_a_search_of_another_run_is_ignored() -> None:
-    changes: dict[str, Any]
     for changes, says in (
         ({"gpu": card("RTX 4090")}, "H100 SXM, not RTX 4090"),
         ({"packing": seq(1024)}, "rows of 2048 tokens, not"),

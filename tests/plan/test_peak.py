@@ -170,7 +170,6 @@ SPARED = "; batch_size 4 with 4 times the gradient_accumulation_steps fits witho
 
 
 def test_the_chosen_micro_batch_and_its_reason() -> None:
-    changes: dict[str, Any]
     for kept, checkpointed, changes, expected, setting, message in (
         # 1 GiB of model, 8 x 1/3 GiB of step, 8 % and 1 GiB of reserve; twice the step.
         (GIB // 3, GIB // 100, {}, (8, False), "batch_size", "5.0 of 5.6 GiB, and 7.8 with 16"),

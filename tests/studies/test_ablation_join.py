@@ -92,7 +92,6 @@ HALF = variant("a", metric="hours", saves=0.5)
 
 
 def test_a_verdict_follows_from_the_interval_and_has_its_reason() -> None:
-    bounds: dict[str, float]
     for records, bounds, expected, reason in (
         ([TWICE], SAID, "as claimed", "the interval extends beyond the claim"),
         ([TWICE], {"low": 8.0, "high": 8.0}, "less", None),
@@ -240,7 +239,6 @@ SDPA = {"attention": "sdpa"}
 
 
 def test_losses_differ_as_explained(base: TrainPlan) -> None:
-    changes: dict[str, Any]
     for losses, changes, other_rows, bound, is_sane in (
         # The same rows agree within rounding.
         (falling(scale=1.005), WORKERS, False, 0.01, True),

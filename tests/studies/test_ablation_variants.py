@@ -53,14 +53,12 @@ def test_a_micro_batch_keeps_the_global_batch(base: TrainPlan, set_up: Setup) ->
 
 
 def test_a_variant_without_an_effect_is_the_plan(set_up: Setup) -> None:
-    training: dict[str, Any]
     for training in ({}, {"bf16": False, "fp16": False}, {"batch_size": 4}):
         with pytest.raises(variants.IsThePlanError, match="nothing would change"):
             set_up(**training)
 
 
 def test_impossible_variants_are_reported(set_up: Setup) -> None:
-    training: dict[str, Any]
     for training, match in (
         ({"batch_size": 3}, r"of 3 rows do not divide .* of 8"),
         ({"use_tf32": True}, "trains on a CPU"),

@@ -122,7 +122,6 @@ def test_an_impossible_trial_is_a_one_line_error(trial: Trial, plan: TrainPlan) 
 
 
 def test_a_trial_ends_early(trial: Trial, plan: TrainPlan) -> None:
-    changes: dict[str, Any]
     for changes, outcome, n_timed_steps, problem in (
         ({"n_timed_steps": 10_000, "max_timed_s": 0.2}, "measured", range(1, 10_000), ""),
         ({"n_timed_steps": 50, "least_tokens_per_s": 1e12}, "given up", [3], "below 1,000,0"),

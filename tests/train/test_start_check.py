@@ -125,7 +125,6 @@ def test_out_of_memory_in_another_process_counts_for_all(batch: Batch, n_before:
 
 
 def test_the_faulty_part_is_replaced(monkeypatch: pytest.MonkeyPatch, batch: Batch) -> None:
-    fault: Any
     for place, fault, part, used, reason in (
         ("attention.KERNEL", not_causal, "attention", "sdpa", "the plain route"),
         ("attention.KERNEL", sharper, "attention", "sdpa", "the plain route"),
