@@ -343,8 +343,10 @@ def test_a_judge_sees_both_answers_if_both_were_asked(
     seen: list[Any] = []
     monkeypatch.setattr(asking.generate, "generate_answers", speak_but_once)
     monkeypatch.setattr(evaluation, "judge_pairs", lambda spec, pairs, *, seed: seen.extend(pairs))
-    evaluate(made(tmp_path, Shelf({"base": 0, "checkpoint": 10}), steps=(20,)), judge=judge_spec())
-    assert len(seen) == 29
+    case = made(tmp_path, Shelf({"base": 0, "checkpoint": 10}), steps=(20,))
+    after = evaluate(case, judge=judge_spec()).after
+    assert len(seen) == 29 and after.n_cut_off == 0
+    assert after.score is not None and after.score.n_by_kind == {"correct": 29, "not_asked": 1}
     assert all(pair.after == pair.example.reference and pair.before == "dunno" for pair in seen)
 
 
@@ -379,24 +381,15 @@ def test_a_loss_that_is_not_finite_ends_it_before_anything_is_asked(
         evaluate(case)
 
 
-def test_questions_not_asked_count_as_wrong(
+def test_a_choice_not_asked_counts_as_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [
-        Answer("a", ended=True),
-        Answer("a", ended=False),
-        Answer("", ended=False, not_asked="no position"),
-    ]
-    options: Any = {"options": ["a", "b"], "right": "a"}
-    asked = [EvalExample(example(i, "q", "a", **options), [1]) for i in range(3)]
-    monkeypatch.setattr(asking.generate, "generate_answers", lambda *_, **__: answers)
+    answers = [Answer("a", ended=True), Answer("", ended=False, not_asked="no position")]
+    asked = [EvalExample(example(i, "q", "a", options=["a", "b"], right="a"), [1]) for i in (0, 1)]
     monkeypatch.setattr(asking, "choose_options", lambda *_, **__: answers)
     fields = {"choices": "options", "answer": "right"}
-    for task, names, n_cut_off in (("exact_match", {}, 1), ("multiple_choice", fields, None)):
-        asks = ModelEvaluator(made(tmp_path, Shelf({"base": 0}), task=task, fields=names))
-        found = asks.answer_questions(None, asked)
-        assert found.n_cut_off == n_cut_off
-        assert asks.task is not None
-        judged = judge_answers(asks.task, [one.example for one in asked], found)
-        assert [one.kind for one in judged] == ["correct", "correct", "not_asked"]
-        assert judged[2].detail == "no position"
+    asks = ModelEvaluator(made(tmp_path, Shelf({"base": 0}), task="multiple_choice", fields=fields))
+    found = asks.answer_questions(None, asked)
+    assert found.n_cut_off is None and asks.task is not None
+    judged = judge_answers(asks.task, [one.example for one in asked], found)
+    assert judged == [Judgment("correct"), Judgment("not_asked", "no position")]
