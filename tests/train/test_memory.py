@@ -151,7 +151,9 @@ def test_a_retry_of_other_cards_makes_no_micro_batch_larger(
     assert split(16, 2) == (8, 4)
 
 
-def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> None:
+def test_the_longest_rows_or_each_shape_are_tried_first_and_leave_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unpacked rows differ in length; the probe runs the longest and forgets it."""
     with assembled(small(tmp_path, lora=LORA)) as run:
         seen: list[tuple[int, ...]] = []
@@ -162,21 +164,14 @@ def test_the_longest_rows_are_tried_first_and_leave_no_trace(tmp_path: Path) -> 
         run.loss.train()
         start.try_batches(run)
         assert checkpoint_files.complete_checkpoints(run.state) == []
-    longest = int(run.feed.collator.n_tokens_N.argmax())
-    assert longest in seen[0] and len(seen) == 1
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(p.grad is None for p in run.net.parameters())
-
-
-def test_processes_try_equally_many_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sharded model's processes would wait for each other's further batches."""
-    parts = [np.arange(2), np.arange(1), np.arange(1, 3)]
-    monkeypatch.setattr(Feed, "micro_batches", lambda *_: parts)
-    with assembled(small(tmp_path, lora=LORA)) as run:
-        seen: list[tuple[int, ...]] = []
-        forward = run.loss.forward
-        run.loss.forward = lambda batch: seen.append(batch.rows) or forward(batch)
-        run.route.used["compilation"] = "on"
+        longest = int(run.feed.collator.n_tokens_N.argmax())
+        assert longest in seen[0] and len(seen) == 1
+        assert torch.equal(torch.get_rng_state(), before)
+        assert all(p.grad is None for p in run.net.parameters())
+        # A sharded model's processes would wait for each other's further batches.
+        parts = [np.arange(2), np.arange(1), np.arange(1, 3)]
+        monkeypatch.setattr(Feed, "micro_batches", lambda *_: parts)
+        run.feed.collator.cuts, run.route.used["compilation"] = False, "on"
         for world_size, tried in ((1, [(0, 1), (0,)]), (2, [(0, 1)])):
             seen.clear()
             run.plan = replace(run.plan, world_size=world_size)

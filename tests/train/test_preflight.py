@@ -186,11 +186,6 @@ def test_two_nodes_get_half_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "--nnodes=2 --nproc-per-node=2" in script
     assert '--master-addr="$SLURM_LAUNCH_NODE_IPADDR" --node-rank="$SLURM_NODEID" "$@"' in script
     assert command[-len(COMMAND) :] == COMMAND
-
-
-def test_processes_that_cannot_be_distributed_are_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     for answer, match in (
         ("echo 3", "4 processes cannot be spread evenly over the 3 nodes"),
         ("exit 1", "cannot count the nodes of job 7"),

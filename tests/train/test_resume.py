@@ -144,26 +144,19 @@ def test_a_signal_ends_an_evaluation_and_the_next_session_repeats_it(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chain", CHAINS, ids=" ".join)
-def test_killed_anywhere(
-    trainers: Trainers, straight: OfMethod, tmp_path: Path, chain: dict[str, int]
-) -> None:
-    faults = [(point, n, KILL) for point, n in chain.items()]
-    stopped_and_resumed(trainers, straight("lora"), tmp_path, *faults)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "faults",
     [
+        *([(point, n, KILL) for point, n in chain.items()] for chain in CHAINS),
         [("enter:eval", 1, TERM), ("enter:data_wait", 2, TERM), ("exit:forward", 6, INT),
          ("enter:eval", 1, INT)],
         [("enter:take", 2, INT), ("enter:optimizer", 3, HUP)],
         [("exit:save_file", 3, TERM)],
         [("enter:prune", 2, TERM)],
     ],
+    ids=lambda faults: " ".join(point for point, *_ in faults),
 )  # fmt: skip
-def test_told_to_stop(
+def test_killed_or_told_to_stop_anywhere(
     trainers: Trainers, straight: OfMethod, tmp_path: Path, faults: list[Fault]
 ) -> None:
     stopped_and_resumed(trainers, straight("lora"), tmp_path, *faults)

@@ -158,17 +158,32 @@ def run_tiny(folder: Path, **settings: Any) -> RunSummary:
     return train(made_run(folder, n_steps=3, lora=lora, **settings))
 
 
-def test_a_checked_run_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unchecked = run_tiny(tmp_path / "unchecked")
-    monkeypatch.setattr(start, "CHECKED_DEVICES", ("cpu",))
-    found = run_tiny(tmp_path / "checked")
+def test_a_checked_or_compiled_run_is_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run_tiny(tmp_path / "plain", torch_compile=False)
+    with monkeypatch.context() as checked:
+        checked.setattr(start, "CHECKED_DEVICES", ("cpu",))
+        found = run_tiny(tmp_path / "checked", torch_compile=False)
     [words] = [line for line in found.activated if line.startswith("route checked: ")]
     assert re.fullmatch(
         r"route checked: a row's loss and gradients match the plain route's: loss off by \d.*e-\d+,"
         r" cosine of gradients 1\.0+, each at least (1\.0000|0\.9999)",
         words,
     )
-    assert found.fallbacks == () and found.weights_sha256 == unchecked.weights_sha256
+    assert found.fallbacks == () and found.weights_sha256 == plain.weights_sha256
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    for name, backend in (("sound", "eager"), ("failing", fail)):
+        monkeypatch.setattr(start, "compile_layers", partial(compile_layers, backend=backend))
+        found = run_tiny(tmp_path / name, torch_compile=True)
+        assert found.weights_sha256 == plain.weights_sha256
+        [counted] = [line for line in found.activated if "graphs of" in line]
+        assert counted.endswith("by the end of step 1")
+        if name == "sound":
+            assert found.fallbacks == () and not counted.startswith("0 graphs")
+    [fallback] = found.fallbacks
+    assert (fallback.part, fallback.used, fallback.after_step) == ("compilation", "off", 0)
+    assert "no such instruction" in fallback.reason
 
 
 def test_a_run_records_fallbacks_and_resumes_on_the_same_route(
@@ -195,24 +210,6 @@ def test_a_run_records_fallbacks_and_resumes_on_the_same_route(
         ("attention", "sdpa", 0), ("loss", "plain", 0)
     ]  # fmt: skip
     assert found.resumed_at_steps and "loss plain" in " ".join(found.activated)
-
-
-def test_layers_that_do_not_compile_run_uncompiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = run_tiny(tmp_path / "plain", torch_compile=False)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    for name, backend in (("sound", "eager"), ("failing", fail)):
-        monkeypatch.setattr(start, "compile_layers", partial(compile_layers, backend=backend))
-        found = run_tiny(tmp_path / name, torch_compile=True)
-        assert found.weights_sha256 == plain.weights_sha256
-        [counted] = [line for line in found.activated if "graphs of" in line]
-        assert counted.endswith("by the end of step 1")
-        if name == "sound":
-            assert found.fallbacks == () and not counted.startswith("0 graphs")
-    [fallback] = found.fallbacks
-    assert (fallback.part, fallback.used, fallback.after_step) == ("compilation", "off", 0)
-    assert "no such instruction" in fallback.reason
 
 
 def test_the_longest_rows_run_uncompiled_where_they_do_not_compile(
