@@ -22,6 +22,7 @@ from expertflow.core.errors import ExpertflowError, Interrupted, TrainingError
 from expertflow.core.files import sha256_file, sha256_json
 from expertflow.core.process import stop_group
 from expertflow.core.records import read_record, write_record, write_sealed
+from expertflow.data.layout import chatml_layout
 from expertflow.hardware import disk
 from expertflow.staging.content import read_content, rows_key, weights_key
 from expertflow.staging.ensure import plan_staging
@@ -271,3 +272,5 @@ def test_copies_yield_the_same_model_and_one_lost_midway_is_copied_again(
     assert actions(tmp_path / "preflight.json", scratch) == {"copied"}
     adapter = json.loads((tmp_path / "checkpoint" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == str(tmp_path / "base_model")
+    template = (tmp_path / "checkpoint" / "chat_template.jinja").read_text()
+    assert template == chatml_layout().chat_template

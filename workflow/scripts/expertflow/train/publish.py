@@ -164,6 +164,8 @@ def _export(run: TrainingRun, target: Path) -> None:
         source = Path(run.model.path) / name
         if source.is_file():
             (target / name).write_bytes(source.read_bytes())
+    if (template := run.model.tokenizer.layout.chat_template) is not None:
+        (target / "chat_template.jinja").write_text(template, encoding="utf-8")
     (target / "README.md").unlink(missing_ok=True)
 
 
