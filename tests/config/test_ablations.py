@@ -8,7 +8,7 @@ import pytest
 import yaml
 from support import ROOT
 
-from expertflow.config.ablations import ablation_spec, variant_spec
+from expertflow.config.ablations import ablation_spec
 from expertflow.core.errors import ConfigError
 from expertflow.studies.records import AblationSpec
 
@@ -64,16 +64,6 @@ def test_the_users_own_list_takes_precedence_and_names_are_unique(tmp_path: Path
     written(own, {"variants": [ONE]}, "other")
     with pytest.raises(ConfigError, match="second variant is named 'one'"):
         read(own, ours, files=("mine", "other"))
-
-
-def test_a_job_does_not_depend_on_its_variants_name(tmp_path: Path) -> None:
-    steps = [{"name": "end", "label": "End", "rows": "packed"}]
-    one = read(written(tmp_path, ladder(*steps)))
-    other = read(written(tmp_path, ladder(*steps, label="Another word")))
-    assert one != other
-    assert variant_spec(one, "start") == variant_spec(other, "start")
-    with pytest.raises(ConfigError, match=r"no variant is named 'strat'.* did you mean 'start'"):
-        variant_spec(one, "strat")
 
 
 @pytest.mark.parametrize(

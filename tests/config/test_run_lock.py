@@ -18,13 +18,6 @@ from expertflow.config.attach import _before_first_job
 from expertflow.config.run_lock import find_orphans, hold_experts
 from expertflow.core.locks import EXPERT_LOCKS
 
-HOLDER = """
-import time, types
-from expertflow.config.run_lock import hold_experts
-hold_experts([types.SimpleNamespace(wildcards_dict={"expert": "a"})])
-print(flush=True)
-time.sleep(600)
-"""
 PARENT = """
 import subprocess
 from expertflow.config.run_lock import sign_jobs
@@ -58,17 +51,6 @@ def start(code: str) -> tuple["subprocess.Popen[str]", str]:
 def end(run: "subprocess.Popen[str]") -> None:
     run.kill()
     run.communicate()
-
-
-def test_a_second_run_learns_who_makes_the_expert() -> None:
-    run, _ = start(HOLDER)
-    with pytest.raises(SystemExit) as caught:
-        hold_experts([job(expert="a")])
-    line = str(caught.value)
-    assert f"a is being made by another run, process {run.pid} on " in line and "\n" not in line
-    hold_experts([job(expert="b"), job()])
-    end(run)
-    hold_experts([job(expert="a")])
 
 
 def test_a_run_finds_and_awaits_orphans(
