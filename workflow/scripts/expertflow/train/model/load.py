@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
+from torch.nn import Linear
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from expertflow.core.errors import TrainingError, single_line
 from expertflow.plan.records import TrainPlan
@@ -110,7 +112,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec) -> Any:
 
     from expertflow.train.model.adapters import use_own_forward
 
-    layers = [name.removesuffix(".weight") for name, w in model.named_parameters() if w.dim() == 2]
+    layers = [name for name, m in model.named_modules() if isinstance(m, Linear | Conv1D)]
     for target in set(lora.targets) - {ALL_LINEAR}:
         # peft would adapt the targets it finds, and ignore this one.
         if not any(f".{name}".endswith(f".{target}") for name in layers):
