@@ -59,7 +59,7 @@ def test_a_supervisors_snakemake_is_interrupted_once_it_waits_alone(
     assert not sent, "a job still saves"
     living.pop()
     told = []
-    for now_s in (50.0, 64.0, 66.0, 80.0, 82.0):
+    for now_s in (50.0, 65.0, 66.0, 80.0, 82.0):
         go_on_at(now_s)
         told.append(len(sent))
     assert told == [0, 0, 1, 1, 2] and set(sent) == {(1, signal.SIGINT)}
@@ -109,8 +109,10 @@ def test_snakemake_is_signaled_first_then_jobs_and_all_are_killed_after_the_grac
         sent.append((clock.now_s - 1000, process.name, number))
 
     monkeypatch.setattr(supervisor, "_send", send)
+    # A float that differences of such times equal.
+    monkeypatch.setattr(supervisor, "SETTLE_S", 0.25)
     stop = supervisor._Stop(1, grace_s=10.0)
-    for after_s in (0.0, 0.1, 0.5, 9.5, 10.5):
+    for after_s in (0.0, 0.25, 0.5, 9.5, 10.0, 10.5):
         clock.now_s = 1000 + after_s
         if after_s == 9.5:
             # The one polls beside its trainer, the other goes on to its next command.
@@ -124,8 +126,9 @@ def test_snakemake_is_signaled_first_then_jobs_and_all_are_killed_after_the_grac
     assert sent[: len(told)] == told
     killed = sorted((10.5, name, signal.SIGKILL) for name in (*names, "dash"))
     assert sorted(sent[len(told) :]) == killed
+    clock.now_s += supervisor.KILLED_S
     assert not stop.is_hopeless
-    clock.now_s += supervisor.KILLED_S + 1
+    clock.now_s += 1
     assert stop.is_hopeless
 
 
