@@ -96,7 +96,7 @@ def test_the_loss_decides() -> None:
 def test_a_continued_adapter_is_not_credited_with_what_it_had_learned() -> None:
     points = GPU.report.training_report.training.eval_points
     continued = verdict(changed(GPU.report, {"model.lora.init_from": "adapter"}))
-    assert f"continued here began with a loss of {points[0].loss:.3f}." in continued.sentence
+    assert f"continued an adapter, from a loss of {points[0].loss:.3f}." in continued.sentence
     assert "continued" not in verdict(GPU.report).sentence
 
 

@@ -121,10 +121,12 @@ def find_contradictions(
 
 
 def _check_template(key: str, template: str) -> None:
-    names_field, word = any(name for _, name, _ in parse_template(template)), template.strip("{ }")
+    names_field = any(name for _, name, _ in parse_template(template))
+    word = template.strip("{ }")
     # A question may be the same for all, but not a word that could be a field.
     if template and not names_field and (key != "prompt" or word.isidentifier()):
-        raise ConfigError(f"template {template[:40]!r}: it names no field; write {{{word}}}")
+        example = word if word.isidentifier() else "field"
+        raise ConfigError(f"template {template[:40]!r}: it names no field; write {{{example}}}")
 
 
 def _source_faults(source: Settings, *, task: str) -> Iterator[str]:

@@ -178,8 +178,8 @@ def _starting_loss(report: Report) -> str:
     lora, points = report.model.lora, report.training_report.training.eval_points
     if not is_measured(lora) or lora.init_from is None:
         return ""
-    start = "".join(f" of {f.loss(point.loss)}" for point in points if point.step == 0)
-    return f"Before is the base model; the adapter continued here began with a loss{start}."
+    start = "".join(f", from a loss of {f.loss(point.loss)}" for point in points if point.step == 0)
+    return f"The comparison is with the base model, but this training continued an adapter{start}."
 
 
 def _answer(report: Report) -> Answer:

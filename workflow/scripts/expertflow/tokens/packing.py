@@ -78,8 +78,8 @@ def cut_documents(lengths: NDArray[np.integer], *, row_length: int, overflow: st
 def drop_untrained(pieces: Pieces, rows: Ragged, spans: Ragged) -> tuple[Pieces, Ragged]:
     """Drop rows without targets, given each document's supervised ``spans``.
 
-    Such as the start of a long question, they cost a training step and teach nothing. ``rows`` has
-    the pieces in order.
+    Each of them, such as the start of a long question, costs a training step and teaches nothing.
+    ``rows`` has the pieces in order.
     """
     spans_of_pieces = clip_spans(
         spans.take(pieces.document),
