@@ -1,7 +1,9 @@
 """Queries judged by their rows, hostile queries, which do no harm, and the comparison of rows."""
 
 import random
+import shutil
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from expertflow.evaluate.isolation.sql_worker import Limits, connect_file, is_or
 from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks.sql_execution import SqlExecution
 
-LIMITS = Limits(n_instructions=20_000_000, n_rows=1_000, memory_bytes=256 << 20, wall_s=120)
+LIMITS = Limits(n_instructions=20_000_000, memory_bytes=256 << 20, wall_s=120)
 GOLD = "SELECT name, price FROM item WHERE price > 1"
 SERIES = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n"
 
@@ -84,9 +86,10 @@ def test_kinds_and_their_reasons(database: Path) -> None:
         "SELECT name FROM item ORDER BY random()": ("not_a_query", "random is not allowed"),
         "SELECT hex(randomblob(4))": ("not_a_query", "randomblob is not allowed"),
         "\ufeff EXPLAIN SELECT 1": ("not_a_query", "EXPLAIN is not allowed"),
-        "SELECT zeroblob(2000000000)": ("too_many_rows", None),
-        f"{SERIES} LIMIT 1000) SELECT * FROM n": wrong,
-        f"{SERIES} LIMIT 1001) SELECT * FROM n": ("too_many_rows", "more than 1000 rows"),
+        "SELECT zeroblob(1000000)": wrong,
+        "SELECT zeroblob(1000001)": ("too_many_rows", None),
+        f"{SERIES} LIMIT 10000) SELECT * FROM n": wrong,
+        f"{SERIES} LIMIT 10001) SELECT * FROM n": ("too_many_rows", "more than 10000 rows"),
         f"{SERIES} LIMIT 900) SELECT zeroblob(100000) FROM n": (
             "too_many_rows", "more than 32000000 bytes"),
     }  # fmt: skip
@@ -180,11 +183,16 @@ def test_rows_in_a_write_ahead_log_are_not_ignored(tmp_path: Path) -> None:
     connection.close()
 
 
+def test_more_databases_than_a_process_may_open(database: Path, tmp_path: Path) -> None:
+    for number in range(64):
+        shutil.copy(database, tmp_path / f"{number}.db")
+        assert _kinds(tmp_path / f"{number}.db", GOLD) == ["correct"]
+
+
 def test_the_database_is_read_only_even_without_the_authorizer(tmp_path: Path) -> None:
     database = tmp_path / "a.db"
     sqlite3.connect(database).executescript("CREATE TABLE item (id)").connection.close()
     connection = connect_file(database, Limits())
-    connection.execute("PRAGMA query_only = OFF")
     with pytest.raises(sqlite3.OperationalError, match="readonly"):
         connection.execute("DELETE FROM item")
     with pytest.raises(sqlite3.OperationalError, match="too many attached databases"):
@@ -215,7 +223,14 @@ def test_each_query_has_its_own_budget(database: Path) -> None:
     kinds = {run_query(connection, query, Limits(n_instructions=300_000)).kind for _ in range(5)}
     assert kinds == {"rows"}
     assert run_query(connection, query, Limits(n_instructions=50_000)).kind == "timed_out"
+    bytes_of_row = Limits(result_bytes=sys.getsizeof(1))
+    assert run_query(connection, "SELECT 1", bytes_of_row).kind == "rows"
     connection.close()
+    # Nor does a query that needs most of the memory leave any of it behind.
+    limits = Limits(n_query_chars=1_000_000, heap_bytes=5_000_000)
+    gold, prediction = (f"SELECT '{letter * 900_000}'" for letter in "ab")
+    [verdict] = _judge(database, prediction, gold=gold, limits=limits)
+    assert verdict.kind == "wrong_rows"
 
 
 def test_is_ordered_looks_at_the_outermost_select() -> None:
@@ -269,4 +284,4 @@ def test_rows_pair_up_across_rounding_noise() -> None:
     assert same_rows(left, right, ordered=False)
     assert not same_rows(left, right, ordered=True)
     assert not same_rows([(None,), (0,)], [(0,), (0,)], ordered=False)
-    assert same_rows([(None,), (0,)], [(0,), (None,)], ordered=False)
+    assert same_rows([(None,), (0,), (0.5,)], [(0.0,), (0.5,), (None,)], ordered=False)

@@ -55,7 +55,7 @@ def _ranks(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
     would decide, and differently on the other side.
     """
     number, previous = 0, None  # 0.3, 0.30000000000000004 and 1: ranks 1, 1, 2
-    rank: dict[tuple[int, Any], int] = {}
+    rank: dict[tuple[str, Any], int] = {}
     for kind, value in sorted({_key(value) for row in rows for value in row}):
         number += not _same_cell(previous, value)
         rank[kind, value], previous = number, value
@@ -67,10 +67,8 @@ def _ranks(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
     return sort_key
 
 
-def _key(value: Any) -> tuple[int, Any]:
-    if value is None:
-        return 0, None
-    return (1 if isinstance(value, int | float) else 2 if isinstance(value, str) else 3), value
+def _key(value: Any) -> tuple[str, Any]:
+    return ("" if isinstance(value, int | float) else type(value).__name__), value
 
 
 def _same_cell(left: Any, right: Any) -> bool:

@@ -120,9 +120,8 @@ def _refuse(query: str) -> QueryAnswer | None:
 def connect_file(database: Path, limits: Limits) -> sqlite3.Connection:
     # immutable: SQLite takes no locks and looks for no journal next to the file.
     uri = f"{database.as_uri()}?mode=ro&immutable=1"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
+    connection = sqlite3.connect(uri, uri=True, cached_statements=0)
     limit_connection(connection, limits)
-    connection.execute("PRAGMA query_only = ON").fetchall()
     return connection
 
 
@@ -131,7 +130,6 @@ def limit_connection(connection: sqlite3.Connection, limits: Limits) -> None:
     connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.cell_bytes)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
     settings = ["temp_store = MEMORY", "trusted_schema = OFF"]
     for setting in [*settings, f"hard_heap_limit = {limits.heap_bytes}"]:
         connection.execute(f"PRAGMA {setting}").fetchall()
