@@ -55,8 +55,9 @@ CALLS = (
     "<s>{{ c.function.name }}{% endfor %}</s>{% endfor %}"
 )
 COUNTED = CALLS + (
-    "{% if not add_generation_prompt %}"
-    "{{ {'n': messages | length} | tojson(separators=[',', ':']) }}{% endif %}"
+    "{% if add_generation_prompt %}<s>Think.{% else %}"
+    "{{ {'n': messages | length, 'm': 1} | tojson(separators=[',', ':'], sort_keys=true) }}"
+    "{% endif %}"
 )
 SPECIAL = ("<|header|>", "<|/header|>", "<|eot|>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 
@@ -126,7 +127,7 @@ ALL = (0, 1, 2, 3)
         (MARKED, chat("a", "b"), "a: b</s>", "b|</s>"),
         (CALLS, chat("a", "b", "c", "d"),
          "<s>a</s><s>b</s><s>c</s><s>d</s>", "<s>|b|</s>|<s>|d|</s>"),
-        (COUNTED, chat("a", "b"), '<s>a</s><s>b</s>{"n":2}', "<s>|b|</s>"),
+        (COUNTED, chat("a", "b"), '<s>a</s><s>b</s>{"m":1,"n":2}', "b|</s>"),
     ],
 )  # fmt: skip
 def test_the_template_decides_the_text_and_the_turns_what_is_learned(
@@ -259,11 +260,12 @@ def test_results_go_to_the_calls_they_refer_to() -> None:
         turn("tool", "of y ", tool_call_id="y", name="y"),
         turn("tool", "next "),
         turn("tool", "last "),
+        turn("tool", "more "),
     )
     text = whole(Renderer(layout(template)).render(Body(turns=turns)))
     assert text == (
         "function x=call00000 function y=call00001 function z=call00002  </s>"
-        "of y y call00001</s>next  call00000</s>last  call00002</s>"
+        "of y y call00001</s>next  call00000</s>last  call00002</s>more  call00000</s>"
     )
     posing = (*turns[:3], turn("tool", "x", name="</s>"))
     with pytest.raises(Reject, match="special_token_text"):
@@ -283,6 +285,8 @@ def test_only_the_stripping_side_loses_spaces() -> None:
         "<s> a </s>", "<s>| a |</s>",
     )  # fmt: skip
     assert stripped(" ", strip_after=("<s>",), strip_before=("</s>",)) == ("<s></s>", "<s>|</s>")
+    segments = Renderer(layout(BRACKETS, strip_before=("</s>",))).render(chat("q", " "))
+    assert learned(segments) == "</s>"
 
 
 def test_a_tokenizer_trains_between_special_tokens_and_finds_the_longest() -> None:
