@@ -52,6 +52,8 @@ OTHER_OPERATOR: dict[type, type] = {
 OTHER_FUNCTION = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list"}
 MESSAGES = {"print", "log", "info", "debug", "warning", "error", "warn", "show"}
 TYPES = {"TypeVar", "NewType", "cast"}
+# These guard against mistakes and unusual machines, like assertions.
+GUARDS = {"strict", "encoding", "frozen", "kw_only"}
 
 
 class Mutant(NamedTuple):
@@ -99,8 +101,7 @@ def expressions(node: ast.expr) -> Iterator[ast.expr]:
             if other.func.id != "list" or not other.keywords:
                 yield other
         for place, keyword in enumerate(other.keywords):
-            # These guard against mistakes and unusual machines, like assertions.
-            if keyword.arg not in ("strict", "encoding"):
+            if keyword.arg not in GUARDS:
                 fewer = copy.deepcopy(node)
                 del fewer.keywords[place]  # type: ignore[attr-defined]
                 yield fewer
@@ -165,6 +166,7 @@ def mutants(path: str) -> list[Mutant]:
                 docstring = isinstance(node, ast.Expr) and isinstance(child, ast.Constant)
                 prose = isinstance(child, ast.JoinedStr | ast.Assert | ast.Import | ast.ImportFrom)
                 prose |= isinstance(child, ast.Subscript) and ast.unparse(child.value) == "Literal"
+                prose |= isinstance(child, ast.keyword) and child.arg in GUARDS
                 called = isinstance(child, ast.Call) and is_message(child)
                 if isinstance(child, ast.AST) and not (docstring or prose or called):
                     visit(child, function)
