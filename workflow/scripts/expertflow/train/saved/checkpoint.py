@@ -74,8 +74,7 @@ def take_snapshot(
             f"parameter {name} is not finite after step {step}, so nothing was saved; lower"
             " training.learning_rate or check the data; earlier checkpoints are kept"
         )
-    several = dist.is_initialized()
-    writes = not several or dist.get_rank() == 0
+    writes = not dist.is_initialized() or dist.get_rank() == 0
     # Ranks that do not write free a gathered tensor at once.
     copy = _host_copy if writes else (lambda _: torch.empty(0))
     device = next(model.parameters()).device
@@ -83,7 +82,7 @@ def take_snapshot(
     tensors, values = optimizer_state(optimizer, model, copy)
     tensors |= random_states(device)
     ours = {
-        "world_size": dist.get_world_size() if several else 1,
+        "world_size": len(tensors[RANDOM + "torch"]),
         "device": device.type,
         "optimizer_class": type(unwrap_optimizer(optimizer)).__name__,
         "optimizer": values,
