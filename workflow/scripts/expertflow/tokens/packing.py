@@ -122,7 +122,7 @@ def best_fit_decreasing(lengths: NDArray[np.integer], *, row_length: int) -> Rag
             filled = filled.before
         # Built from the last piece back; a row lists its first piece first.
         block = np.concatenate(columns[::-1], axis=1) if len(columns) > 1 else columns[0]
-        blocks.append(block.reshape(-1).astype(np.int32))
+        blocks.append(block.ravel().astype(np.int32))
         per_row.append(np.full(group.n_rows, block.shape[1]))
     if not blocks:
         return Ragged.from_lists()
@@ -215,7 +215,7 @@ def clip_spans(spans: Ragged, starts: Ints, lengths: Ints, offsets: Ints) -> Rag
     owner = owner[inside]
     moved = np.stack((low[inside], high[inside]), axis=1) + (offsets - starts)[owner][:, None]
     n_spans = np.bincount(owner, minlength=len(spans))
-    return Ragged(moved.reshape(-1).astype(np.int32), offsets_of(2 * n_spans))
+    return Ragged(moved.ravel().astype(np.int32), offsets_of(2 * n_spans))
 
 
 def count_targets(seq_lengths: Ragged, spans: Ragged) -> Ints:

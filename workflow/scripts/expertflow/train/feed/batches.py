@@ -86,7 +86,7 @@ class RowOrder(Struct, kw_only=True):
         n_full = self.n_rows // self.global_batch
         full, rest = np.split(order, [n_full * self.global_batch])
         full = full.reshape(n_full, self.global_batch)[rng.permutation(n_full)]
-        return np.concatenate((full.reshape(-1), rest))
+        return np.concatenate((full.ravel(), rest))
 
 
 def micro_batch_rows(chosen: Rows, micro_batch_size: int) -> Iterator[Rows]:
@@ -188,7 +188,7 @@ class Collator:
         lengths_P = self._lengths(n_tokens_B, first_rows_P)
         starts = offsets_of(n_rows_P * lengths_P).tolist()
         for part, length, start in zip(parts, lengths_P.tolist(), starts[:-1], strict=True):
-            out = buffers.ids[start : start + len(part) * length].reshape(-1, length)
+            out = buffers.ids[start : start + len(part) * length].reshape(len(part), length)
             rows = self.rows
             if length < rows.length:
                 cut = tuple(ids_NL[:, :length] for ids_NL in rows.parts_NL)
