@@ -39,6 +39,7 @@ lora_r: 32
 lora_target_linear: true
 learning_rate: 2e-4
 warmup_steps: 10
+max_steps: -1
 val_set_size: 0.05
 wandb_project: mine
 wandb_name:
@@ -63,6 +64,7 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
         "# A step has 8 packed rows per card, as before. With packing bfd, a row has",
         "# train[:20%] of FineTome-100k: everything is read; max_documents limits it.",
         "#   wandb_project: wandb reads WANDB_PROJECT and the like from the environment",
+        "# Left out:",
         "# Unknown here, and left out: noise",
     ):
         assert line in text.splitlines()
@@ -81,6 +83,7 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
     again = run_script("import_settings", path, "--output", output)
     assert again.returncode == 1 and "already exists" in again.stderr
     assert run_script("import_settings", path).stdout == text
+    assert list(yaml.safe_load(text))[:2] == ["description", "model"]
     unpacked = translate(write(tmp_path, "false"))
     assert unpacked.manifest["training"]["packing"] == "none"
     assert any("A step has 8 examples per card, as before" in note for note in unpacked.notes)
@@ -104,8 +107,12 @@ def test_an_unsupported_recipe_gets_a_line(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ConfigError, match=problem):
             translate_text(tmp_path, text)
-    with pytest.raises(ConfigError, match="training by dpo is not supported"):
-        translate_text(tmp_path, "accelerate launch trl dpo --model_name m", "x.sh")
+    for text, problem in {
+        "accelerate launch trl dpo --model_name m": "training by dpo is not supported",
+        "trl sft --model_name 'm": "x.sh: cannot be read as a command line",
+    }.items():
+        with pytest.raises(ConfigError, match=problem):
+            translate_text(tmp_path, text, "x.sh")
 
 
 def translate_text(folder: Path, text: str, name: str = "x.yaml") -> Translation:
@@ -118,23 +125,106 @@ def training_of(folder: Path, text: str, name: str = "x.yaml") -> dict[str, Any]
     return training
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("x.yaml", "model_name: m\nfinetuning_type: lora\nlora_target: q_proj,v_proj"),
-        ("x.yaml", "model_name: m\nfinetuning_type: lora\nlora_target: [q_proj, v_proj]"),
-        # A flag may have any text.
-        (
-            "x.sh",
-            "trl sft --model_name m --use_peft --chat_template '{% for x in y %}' --eos_token @"
-            " --lora_target_modules q_proj v_proj --bf16",
-        ),
-    ],
-)
-def test_named_modules_are_adapted_however_they_are_written(
-    tmp_path: Path, name: str, text: str
-) -> None:
-    assert training_of(tmp_path, text, name)["lora"]["targets"] == ["q_proj", "v_proj"]
+# Files of several trainers and earlier systems, and the manifests that mean the same.
+RECIPES = yaml.safe_load(r"""
+- file: llama-factory.yaml
+  text: |
+    {model_name_or_path: m, stage: pt, finetuning_type: lora, quantization_bit: 4, lora_rank: 64,
+     lora_target: "q_proj,v_proj", additional_target: "embed_tokens,lm_head", dataset: "web, books",
+     dataset_dir: /lf, max_samples: 9, train_on_prompt: true, cutoff_len: 512,
+     per_device_train_batch_size: 2}
+  data: {supervise: all}
+  training:
+    method: qlora
+    packing: concat
+    max_seq_length: 512
+    batch_size: 2
+    gradient_accumulation_steps: 1
+    lora:
+      {r: 64, alpha: 128, dropout: 0.0, targets: [q_proj, v_proj],
+       modules_to_save: [embed_tokens, lm_head]}
+  sources:
+  - {name: web, kind: local, path: /lf/web.json, text: "{text}", max_documents: 9}
+  - {name: books, kind: local, path: /lf/books.json, text: "{text}", max_documents: 9}
+- file: llama-factory-1.yaml
+  text: |
+    {model: m, peft_config: {name: lora, lora_alpha: 32}, train_dataset: d/x.yaml,
+     quant_config: {name: bnb, quantization_bit: 4}}
+  training: {method: qlora, packing: none, lora: {alpha: 32}}
+  sources: [{name: x, kind: local, path: d/x.jsonl, messages: messages}]
+- file: trl.args
+  text: |
+    # trl sft
+    trl sft --model_name m --use_peft --chat_template '{% for x in y %}' --eos_token @ \
+      --lora_target_modules q_proj k_proj v_proj --bf16 --report_to wandb --dataset_name a/b \
+      --dataset_config=c --dataset_train_split train_sft --dataset_text_field body
+  training:
+    {method: lora, packing: none, bf16: true, report_to: wandb,
+     lora: {targets: [q_proj, k_proj, v_proj]}}
+  sources: [{name: b, kind: hub, id: a/b, config: c, split: train_sft, text: "{body}"}]
+- file: trl.yml
+  text: |
+    {model_name_or_path: m, fsdp: full_shard, dataset_mixture: {datasets: [
+      {id: a/b, config: c, split: train, weight: 0.5}, {id: d/e, split: x}]}}
+  training: {method: full, packing: none, parallel: fsdp}
+  sources:
+  - {name: b, kind: hub, id: a/b, config: c, weight: 0.5, messages: messages}
+  - {name: e, kind: hub, id: d/e, split: x, messages: messages}
+- file: swift.sh
+  text: |
+    swift sft --model m --model_name robot --dataset 'a/b#500' d/e.jsonl --learning_rate 1e-4
+  training: {method: lora, packing: none, learning_rate: 1.0e-4}
+  sources:
+  - {name: b, kind: hub, id: a/b, messages: messages, max_documents: 500}
+  - {name: e, kind: local, path: d/e.jsonl, messages: messages}
+- file: unsloth.txt
+  text: |
+    unsloth-cli.py --model_name m --load_in_4bit --r 64 --use_rslora --warmup_steps 5 \
+      --use_gradient_checkpointing unsloth --max_steps 400 --data_path d/e.csv.zst
+  training:
+    {method: qlora, packing: none, gradient_checkpointing: true, max_steps: 400,
+     warmup_steps_min: 5, warmup_steps_max: 5, override_min_warmup: false,
+     lora: {r: 64, use_rslora: true}}
+  sources: [{name: e-csv, kind: local, path: d/e.csv.zst, messages: messages}]
+- file: mlx.yaml
+  text: |
+    {model: m, fine_tune_type: dora, data: d, batch_size: 4, iters: 10, mask_prompt: false,
+     lora_parameters: {rank: 8, dropout: 0.0}}
+  data: {supervise: all}
+  training:
+    {method: lora, packing: none, batch_size: 4, gradient_accumulation_steps: 1, max_steps: 10,
+     lora: {r: 8, dropout: 0.0, use_dora: true}}
+  sources: [{name: train, kind: local, path: data/train.jsonl, messages: messages}]
+- file: a.yaml
+  text: |
+    base_models: [{name: m}]
+    training:
+      dataset: {path: d/x.jsonl, field_mapping: {text: body}}
+      config: {method: sft, adapter_type: dora, rank: 12, _comment: good}
+  training: {method: lora, packing: none, lora: {r: 12, use_dora: true}}
+  sources: [{name: x, kind: local, path: d/x.jsonl, text: "{body}"}]
+- file: b.yaml
+  text: |
+    {model: {name: nickname, pretrained_model: m, use_4bit: true, use_lora: true, lora: {r: 8}},
+     training: {base_learning_rate: 1.0e-4, warmup_steps_min: 10},
+     epoch_calculation: {target_tokens: 9}, hardware_monitoring: {interval_seconds: 5},
+     model_saving: {save_steps: 7}, logging: {report_to: [tensorboard]},
+     optimization: {use_tf32: true}, quantization: {bf16: auto}, dataset_path: d/x.jsonl}
+  training:
+    {method: qlora, packing: none, lora: {r: 8}, learning_rate: 1.0e-4, warmup_steps_min: 10,
+     target_tokens: 9, collection_interval_seconds: 5, save_steps: 7, report_to: tensorboard,
+     use_tf32: true, bf16: true}
+  sources: [{name: x, kind: local, path: d/x.jsonl, messages: messages}]
+""")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe["file"])
+def test_a_complete_recipe_means_the_same_here(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    file, text = recipe["file"], recipe["text"]
+    result = translate_text(tmp_path, text, file)
+    given = {key: value for key, value in result.manifest.items() if key in recipe}
+    assert given == {key: recipe[key] for key in recipe.keys() - {"file", "text"}}
+    assert result.manifest["model"] == "m" and not result.unknown
 
 
 @pytest.mark.parametrize("modules", [".*[qv]_proj$", "7"])
@@ -145,29 +235,36 @@ def test_modules_without_names_are_reported(tmp_path: Path, modules: str) -> Non
 
 
 def test_a_number_of_warm_up_steps_is_kept_and_defaults_are_named(tmp_path: Path) -> None:
-    for n_steps in (100, 0):
-        text = f"model_name: m\nlearning_rate: 1e-5\nwarmup_steps: {n_steps}"
-        result = translate_text(tmp_path, text)
+    warmups = {"warmup_steps: 100": 100, "warmup_steps: 0": 0}
+    # As in transformers, a share replaces no steps.
+    warmups["warmup_steps: 0\nwarmup_ratio: 0.25"] = 100
+    for text, n_steps in warmups.items():
+        result = translate_text(tmp_path, f"model_name: m\nlearning_rate: 1e-5\n{text}")
         training = result.manifest["training"]
         given = {key: value for key, value in training.items() if "warmup" in key}
         assert choose_warmup(Training(**given), 400)[0] == n_steps
-        line = "Not set there, so our defaults apply: num_train_epochs, lr_scheduler_type."
+        names = "num_train_epochs, lr_scheduler_type, batch_size, max_seq_length"
+        line = f"Not set there, so our defaults apply: {names}."
         assert line in result.notes
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("warmup_steps: 0\nwarmup_ratio: 0.03", {"warmup_ratio": 0.03}),
         # A rank does not turn full fine-tuning into an adapter.
         ("stage: sft\nfinetuning_type: full\nlora_rank: 16", {"method": "full"}),
-        ("peft_config: {name: lora}\nquant_config: {quantization_bit: 4}", {"method": "qlora"}),
+        ("lora_r: 8\nuse_peft: false", {"method": "full"}),
+        ("adapter:\nlora_r: 8", {"method": "full"}),
+        ("load_in_4bit: true", {"method": "qlora"}),
+        ("quantization_bit: 4\nlora_enabled: true", {"method": "qlora"}),
+        ("method: dora", {"method": "lora", "lora": {"use_dora": True}}),
         # In any order.
         ("packing: false\npacking_strategy: bfd", {"packing": "none"}),
         ("packing_strategy: bfd\npacking: false", {"packing": "none"}),
         ("packing: true\npacking_strategy: wrapped", {"packing": "concat"}),
         ("packing_strategy: wrapped\npacking: true", {"packing": "concat"}),
         ("packing_strategy: bfd", {"packing": "none"}),
+        ("packing_strategy: ffd\npacking: true", {"packing": "bfd"}),
         ("fp16: true", {"bf16": False, "packing": "none"}),
         ("neat_packing: true\npacking: false", {"packing": "bfd"}),
         ("packing: true\nneat_packing: false", {"packing": "bfd"}),
@@ -186,16 +283,7 @@ def test_a_key_without_effect_sets_nothing(tmp_path: Path, turn: int) -> None:
     assert result.manifest["data"]["supervise"] == "completion"
 
 
-def test_a_peers_defaults_are_set(tmp_path: Path) -> None:
-    text = "model_name: m\nstage: pt\nfinetuning_type: lora\nlora_rank: 64\ndataset: web"
-    [source] = translate_text(tmp_path, f"{text}\ndataset_dir: /lf").manifest["sources"]
-    assert source["path"] == "/lf/web.json"
-    result = translate_text(tmp_path, text)
-    training, [source] = result.manifest["training"], result.manifest["sources"]
-    # LLaMA-Factory's scale is twice the rank, without dropout; texts are packed.
-    assert training["lora"] == {"r": 64, "alpha": 128, "dropout": 0.0}
-    assert (source["text"], training["packing"]) == ("{text}", "concat")
-    # A constant rate ignores any warm-up.
+def test_a_constant_rate_ignores_any_warm_up(tmp_path: Path) -> None:
     for schedule in ("lr_scheduler_type: constant\nwarmup_steps: 9", "lr_scheduler: constant"):
         training = training_of(tmp_path, f"model_name: m\n{schedule}")
         given = {key: value for key, value in training.items() if "warmup" in key}
@@ -205,20 +293,14 @@ def test_a_peers_defaults_are_set(tmp_path: Path) -> None:
 
 
 def test_a_value_that_no_manifest_may_have_is_reported(tmp_path: Path) -> None:
-    lines = ("save_steps: 0.1", "bf16: full", "quantization_bit: 8", "val_set_size: auto")
+    lines = (
+        "save_steps: 0.1", "bf16: full", "quantization_bit: 8", "val_set_size: auto",
+        "modules_to_save: [norm]", "additional_target: 7",
+    )  # fmt: skip
     result = translate_text(tmp_path, "\n".join(["model_name: m", "warmup_steps: 0.1", *lines]))
     assert result.explained.keys() == {line.partition(":")[0] for line in lines}
+    assert "embed_tokens, lm_head" in result.explained["modules_to_save"]
     assert result.manifest["training"]["warmup_ratio"] == 0.1
-
-
-def test_fields_of_records_are_taken_over(tmp_path: Path) -> None:
-    names = "message_property_mappings: {role: speaker, content: says}"
-    text = "base_model: m\ndatasets: [{path: a/b, type: sharegpt, " + names + "}]"
-    [source] = translate_text(tmp_path, text).manifest["sources"]
-    assert (source["messages"], source["role_key"]) == ("conversations", "speaker")
-    text = "model_name: m\ndataset_name: a/b\ndataset_text_field: body"
-    manifest = translate_text(tmp_path, text).manifest
-    assert manifest["sources"][0]["text"] == "{body}" and "source" not in manifest
 
 
 def sources_of(folder: Path, data_sets: str) -> list[dict[str, Any]]:
@@ -234,7 +316,7 @@ def test_own_prompts_of_axolotl_are_filled_from_the_fields_they_name(tmp_path: P
         result = translate_text(tmp_path, f"base_model: m\n{text}")
         [source] = result.manifest["sources"]
         fill = compile_template(source["prompt"])
-        assert fill({"ask": "x", "about": "y"}) == "x on y." and fill({"ask": "x"}) == "x on ."
+        assert fill({"ask": "x", "about": "y"}) == "x on y." and fill({"ask": "x"}) == "x on."
         assert source["completion"] == "{say}"
         assert "Left out of a data set's type: system_prompt." in result.notes
         assert any("remove marks such as [INST]" in note for note in result.notes)
@@ -253,8 +335,7 @@ def test_data_files_are_read(tmp_path: Path) -> None:
     ]  # fmt: skip
     [source] = sources_of(tmp_path, "{path: a/b, data_files: [x.jsonl], type: alpaca}")
     assert (source["id"], source["options"]) == ("a/b", {"data_files": ["x.jsonl"]})
-    [source] = translate_text(tmp_path, "model_name: m\ndataset: mine").manifest["sources"]
-    assert source["prompt"] == "{instruction}\n{input?}"
+    assert (source["prompt"], source["completion"]) == ("{instruction}\n{input?}", "{output}")
     text = "trl sft --model_name m --dataset_name json --data_files /d/x.jsonl"
     [source] = translate_text(tmp_path, text, "x.sh").manifest["sources"]
     assert (source["kind"], source["path"]) == ("local", "/d/x.jsonl")

@@ -24,6 +24,8 @@ def complete_training(training: Settings, found: Settings) -> None:
         rank = lora.setdefault(name_of(LoraSpec.r), 8)
         lora.setdefault(name_of(LoraSpec.alpha), 2 * rank)
         lora.setdefault(name_of(LoraSpec.dropout), 0.0)
+    if name_of(TrainingSection.batch_size) in training:
+        training.setdefault(name_of(TrainingSection.gradient_accumulation_steps), 1)
     packing = "concat" if found.get("stage") == "pt" else "none"
     training.setdefault(name_of(TrainingSection.packing), packing)
 
@@ -35,6 +37,8 @@ def explain_defaults(training: Settings) -> Iterator[str]:
         TrainingSection.learning_rate: TrainingSection.learning_rate,
         TrainingSection.lr_scheduler_type: TrainingSection.lr_scheduler_type,
         TrainingSection.warmup_ratio: TrainingSection.warmup_steps_min,
+        TrainingSection.batch_size: TrainingSection.batch_size,
+        TrainingSection.max_seq_length: TrainingSection.max_seq_length,
     }
     pairs = ((name_of(ours), name_of(other)) for ours, other in replaced.items())
     names = [name for name, other in pairs if not {name, other} & training.keys()]
@@ -49,9 +53,9 @@ def explain_defaults(training: Settings) -> Iterator[str]:
 def explain_rows(training: Settings) -> Iterator[str]:
     """Yield what a step was and is: a packed row has several examples."""
     rows = training.get(name_of(TrainingSection.batch_size))
-    times = training.get(name_of(TrainingSection.gradient_accumulation_steps), 1)
-    if not isinstance(rows, int) or not isinstance(times, int):
+    if rows is None:
         return
+    times = training[name_of(TrainingSection.gradient_accumulation_steps)]
     is_packed = training[name_of(TrainingSection.packing)] != "none"
     what = "packed rows" if is_packed else "examples"
     yield f"A step has {rows * times} {what} per card, as before. With packing bfd, a row has"

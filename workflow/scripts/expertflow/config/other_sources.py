@@ -8,7 +8,7 @@ from pathlib import Path
 from expertflow.config.read_yaml import Settings
 from expertflow.core.format import linux_path
 
-NAMES = ("dataset_name", "data_path", "dataset_path", "train_path")
+NAMES = ("dataset_name", "data_path", "dataset_path", "train_path", "train_file")
 # As a data set's path: the format of its ``data_files``.
 FORMATS = ("json", "csv", "parquet", "arrow", "text")
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml", ".gz", ".zst")
@@ -34,16 +34,12 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
         config, split = found.get("dataset_config"), found.get("dataset_train_split")
         files = found.get("data_files")
         given = [{"id": str(name), "config": config, "split": split, "data_files": files}]
-    if isinstance(given, str):
-        # LLaMA-Factory: names from its dataset_info.json, separated by commas.
-        kind = "completion" if found.get("stage") == "pt" else "alpaca"
-        folder = found.get("dataset_dir") or "data"
-        given = [{"path": f"{folder}/{one.strip()}.json", "type": kind} for one in given.split(",")]
+    given = given.split(",") if isinstance(given, str) else given
     if found.get("train_dataset"):
         # A list of data sets; the user names them one by one.
         given = [{"path": str(Path(found["train_dataset"]).with_suffix(".jsonl"))}]
     counted: Counter[str] = Counter()
-    read = (one for each in given or [{}] for one in _list_splits(each, notes))
+    read = (one for each in given or [{}] for one in _list_splits(each, found, notes))
     for one in (file for each in read for file in _list_files(each)):
         source = _source(one, found, notes)
         # owner/some.name -> some: names of sources go into paths.
@@ -56,8 +52,8 @@ def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
     notes.append("Check each source: its fields, its license, and where its files are.")
 
 
-def _list_splits(given: Settings | str, notes: list[str]) -> Iterator[Settings]:
-    one = given if isinstance(given, dict) else {"path": str(given)}
+def _list_splits(given: Settings | str, found: Settings, notes: list[str]) -> Iterator[Settings]:
+    one = given if isinstance(given, dict) else _read_name(given, found)
     splits = one.get("split")
     for split in splits if isinstance(splits, list) else [splits]:
         if isinstance(splits, list) and str(split).startswith(HELD_OUT):
@@ -65,6 +61,16 @@ def _list_splits(given: Settings | str, notes: list[str]) -> Iterator[Settings]:
             notes.append(f"{split} of {name} is not read: data.eval_fraction holds documents out.")
         else:
             yield {**one, "split": split}
+
+
+def _read_name(given: str, found: Settings) -> Settings:
+    # ms-swift: 500 of a/b are "a/b#500".
+    name, _, n_rows = given.strip().partition("#")
+    if "/" in name or Path(name).suffix in SUFFIXES:
+        return {"path": name, "max_samples": int(n_rows) if n_rows.isdigit() else None}
+    # LLaMA-Factory: a name from its dataset_info.json.
+    kind = "completion" if found.get("stage") == "pt" else "alpaca"
+    return {"path": f"{found.get('dataset_dir') or 'data'}/{name}.json", "type": kind}
 
 
 def _list_files(one: Settings) -> list[Settings]:
@@ -98,8 +104,7 @@ def _source(one: Settings, found: Settings, notes: list[str]) -> Settings:
     # Keys with our default are left out, because people read the manifest.
     if (weight := one.get("weight")) not in (None, 1.0):
         source["weight"] = weight
-    if found.get("max_samples"):
-        source["max_documents"] = found["max_samples"]
+    source["max_documents"] = one.get("max_samples") or found.get("max_samples")
     text = found.get("dataset_text_field")
     kind = one.get("type") or ("completion" if text else "chat_template")
     if isinstance(kind, dict):

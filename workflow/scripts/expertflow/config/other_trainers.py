@@ -1,5 +1,6 @@
 """Translate the settings of other trainers into a manifest, and explain what is left out."""
 
+import contextlib
 import re
 import shlex
 from pathlib import Path
@@ -18,21 +19,24 @@ from expertflow.core.format import linux_path
 from expertflow.core.settings import json_schema, list_settings, name_of
 from expertflow.core.strict_json import iter_values
 from expertflow.evaluate.records import HELD_OUT_LOSS
-from expertflow.plan.settings import ALL_LINEAR, LoraSpec, Tracker, TrainingSection, Whole
+from expertflow.plan.settings import ALL_LINEAR, LoraSpec, Tracker, TrainingSection
 
 # Sections that only group keys, in files that have them.
 GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "hardware_monitoring",
           "logging", "model_saving", "optimization", "quantization", "peft_config",
-          "quant_config")  # fmt: skip
+          "quant_config", "lora_parameters")  # fmt: skip
 # Read by the handlers below, not by the table.
 DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_mixer", "dataset_splits",
             "dataset_name", "train_dataset", "dataset_config", "dataset_train_split",
             "dataset_test_split", "data_path", "dataset_path", "dataset_text_field", "train_path",
-            "sequences_file", "field_mapping", "data_files", "dataset_dir")  # fmt: skip
-METHODS = ("adapter", "finetuning_type", "use_peft", "use_lora", "load_in_4bit", "use_4bit",
-           "quantization_bit", "adapter_type", "method", "lora_enabled", "peft_config.name",
-           "quant_config.name", "type", "name")  # fmt: skip
+            "train_file", "field_mapping", "data_files", "dataset_dir")  # fmt: skip
 FOUR_BITS = ("load_in_4bit", "use_4bit", "quantization_bit")
+# Keys that name the method, and switches for an adapter.
+KINDS = ("adapter", "finetuning_type", "adapter_type", "fine_tune_type", "train_type", "tuner_type",
+         "method", "peft_config.name")  # fmt: skip
+SWITCHES = ("use_peft", "use_lora", "lora_enabled")
+METHODS = (*KINDS, *SWITCHES, *FOUR_BITS, "quant_config.name")
+ADAPTERS = ("lora", "qlora", "dora")
 # Keys of a manifest besides the training settings.
 SAME_NAME = {
     "model": "model", "model_revision": "model_revision", "chat_template": "data.chat_template",
@@ -88,8 +92,8 @@ def translate(path: Path) -> Translation:
         why = next(set_elsewhere, f"add one of {', '.join(names)}")
         raise ConfigError(f"{path}: names no model; {why}")
     manifest["model"] = linux_path(manifest["model"])
-    _set(manifest, f"{TRAINING}.{name_of(TrainingSection.method)}", _method(found))
-    if "dora" in (found.get("adapter"), found.get("adapter_type")):
+    _set(manifest, f"{TRAINING}.{name_of(TrainingSection.method)}", _method(found, result.notes))
+    if "dora" in map(found.get, KINDS):
         _set(manifest, f"{LORA}.{name_of(LoraSpec.use_dora)}", True)
     if manifest[TRAINING][name_of(TrainingSection.method)] == "full":
         manifest[TRAINING].pop(name_of(TrainingSection.lora), None)
@@ -109,9 +113,13 @@ def read_flags(path: Path) -> Settings:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as a command line ({error})") from error
     found: Settings = {}
-    method = words[words.index("trl") + 1] if "trl" in words[:-1] else "sft"
+    tool = next((word for word in words[:-1] if word in ("trl", "swift")), None)
+    method = words[words.index(tool) + 1] if tool else "sft"
     if method.isalpha() and method != "sft":
         found["stage"] = method
+    elif tool == "swift":
+        # Its default.
+        found["tuner_type"] = "lora"
     # MODEL=Qwen/Qwen3-0.6B above, and --model_name $MODEL below it.
     used = set(VARIABLE.findall(text))
     pairs = (word.split("=", 1) for word in words if "=" in word)
@@ -128,7 +136,7 @@ def read_flags(path: Path) -> Settings:
         # --key value: the flag had no value so far, and was taken as true.
         elif waiting is not None and found[waiting] is True:
             found[waiting] = _flag_value(word)
-        elif waiting is not None and _target(waiting) in LISTS:
+        elif waiting is not None and (_target(waiting) in LISTS or waiting == "dataset"):
             before = found[waiting]
             found[waiting] = [*(before if isinstance(before, list) else [before]), word]
     return found
@@ -198,14 +206,17 @@ def _refuse_other_methods(found: Settings, path: Path) -> None:
         raise ConfigError(
             f"{path}: training by {stage} is not supported; use supervised fine-tuning"
         )
-    kind = found.get("finetuning_type") or found.get("adapter") or "full"
-    if kind not in ("full", "lora", "qlora", "dora"):
-        raise ConfigError(f"{path}: method {kind} is not supported; use full, lora or qlora")
+    for kind in filter(None, map(found.get, KINDS)):
+        if kind not in ("full", "sft", *ADAPTERS):
+            raise ConfigError(f"{path}: method {kind} is not supported; use full, lora or qlora")
 
 
 def _why_ignored(key: str, value: Any, found: Settings) -> str | None:
     """Return why a key is ignored in favor of another one for the same setting, else null."""
     packing = name_of(TrainingSection.packing)
+    # ms-swift's model_name is what the model answers when asked.
+    if key != "model" and "model" in found and _target(key) == "model":
+        return "model names it"
     if key == "packing_strategy" and not found.get(packing):
         return "documents are not packed"
     if key == packing and value is True and found.get("packing_strategy"):
@@ -300,17 +311,14 @@ def _value(key: str, value: Any, target: str) -> Any:
             raise Unusable(f"{value} is not supported; list the modules, without patterns")
         return names or None
     if name == name_of(LoraSpec.modules_to_save):
-        names = _split_names(value)
-        if (value and not names) or not set(names) <= {*get_args(Whole)}:
-            raise Unusable(f"known: {', '.join(get_args(Whole))}")
-        return names
+        return _split_names(value) or value
     if name == name_of(TrainingSection.packing):
         # Other strategies split documents across rows, as concat does.
         return "bfd" if value in (True, "bfd", "ffd") else "none" if value is False else "concat"
     if name == name_of(TrainingSection.parallel):
         return "fsdp" if value else None
     if name == "supervise":
-        wants_all = value is True if key == "train_on_inputs" else value is False
+        wants_all = value is key.startswith("train_on_")
         return "all" if wants_all else "completion"
     if name == "eval_fraction":
         if not isinstance(value, float) or not 0 < value < 1:
@@ -331,10 +339,8 @@ def _text_value(value: str, target: str) -> Any:
     renamed = read_table()["values"].get(target, {})
     if value in renamed:
         return renamed[value]
-    try:
+    with contextlib.suppress(ValueError):
         return float(value)
-    except ValueError:
-        pass
     return value
 
 
@@ -358,16 +364,15 @@ def _set(manifest: Settings, target: str, value: Any) -> None:
     manifest[last] = value
 
 
-def _method(found: Settings) -> str:
+def _method(found: Settings, notes: list[str]) -> str:
     """Return what is trained: all weights, or an adapter on a base that may have 4 bits."""
-    kind = found.get("adapter") or found.get("finetuning_type") or found.get("adapter_type")
+    stated = [found[key] for key in (*KINDS, *SWITCHES) if key in found]
     four = any(found.get(key) in (True, 4) for key in FOUR_BITS)
-    has_adapter = any(found.get(key) is True for key in ("use_peft", "use_lora", "lora_enabled"))
-    has_adapter |= kind in ("lora", "qlora", "dora") or found.get("peft_config.name") == "lora"
-    # A rank without any other key means an adapter.
-    has_adapter |= bool(found.get("lora_rank")) and not (
-        {"adapter", "use_peft", "finetuning_type"} & found.keys()
-    )
-    if kind == "qlora" or (has_adapter and four):
-        return "qlora"
-    return "lora" if has_adapter else "full"
+    has_adapter = "full" not in stated and any(one in (True, *ADAPTERS) for one in stated)
+    if not stated:
+        set_keys = (key for key, value in found.items() if value)
+        of_adapter = [key for key in set_keys if str(_target(key)).startswith(f"{LORA}.")]
+        has_adapter = bool(of_adapter) or four
+        if of_adapter:
+            notes.append(f"{of_adapter[0]} implies an adapter; else set training.method to full.")
+    return "full" if not has_adapter else "qlora" if four or "qlora" in stated else "lora"
