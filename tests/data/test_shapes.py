@@ -54,9 +54,9 @@ def test_templates_make_a_question_and_an_answer_or_a_plain_document() -> None:
         ("{a.b.1}", {"a": {"b": ["x", "y"]}}, "y"),
         ("{a.b}", {"a.b": "whole name first", "a": {"b": "x"}}, "whole name first"),
         ("{a}{b?}", {"a": "x"}, "x"),
-        ("{a}{b?}", {"a": "x", "b": None}, "x"),
-        ("{a}{b?}", {"a": "x", "b": ""}, "x"),
-        ("{a}{b?}", {"a": "x", "b": "y"}, "xy"),
+        ("{a}\n{b?}", {"a": "x ", "b": None}, "x "),
+        ("{a} {b?}\n{c?}!", {"a": "x", "b": "", "c": "y"}, "x\ny!"),
+        ("{a}\n{b?}", {"a": "x", "b": "y"}, "x\ny"),
         ("{a:json}", {"a": {"é": [1, None]}}, '{"é": [1, null]}'),
         ("{a:lines}", {"a": ["x", "y"]}, "x\ny"),
         ("x{a?:lines}{b?:json}{c?:json}", {"a": [], "c": None}, "x"),
@@ -92,6 +92,16 @@ def test_what_no_template_accepts(
     with pytest.raises(Reject) as caught:
         compile_template(template)(record)
     assert (caught.value.reason, caught.value.field) == (reason, field)
+
+
+@pytest.mark.parametrize(("supervise", "learned"), [("completion", False), ("all", True)])
+def test_lists_of_turns_as_prompt_and_completion_make_a_chat(supervise: str, learned: bool) -> None:
+    said = [turn(role, role) for role in ("system", "user", "assistant", "user", "assistant")]
+    rows = [{"role": one.role, "content": one.content} for one in said]
+    body = body_of(replace(SPEC, supervise=supervise), {"q": rows[:4], "a": rows[4:]})
+    assert body.turns == (*(replace(one, learned=learned) for one in said[:4]), said[4])
+    with pytest.raises(Reject, match="expected an object"):
+        body_of(SPEC, {"q": ["x"], "a": rows[4:]})
 
 
 @pytest.mark.parametrize("template", ["{a", "a}", "{}", "{a:xml}", "{a!r}", "{a}\0"])

@@ -1,9 +1,10 @@
 r"""Turn a raw record into a document's body: chat turns or plain text.
 
 A template such as ``"{schema}\n{question}"`` is filled from the record. ``{a.b}`` reaches into an
-object and ``{output.0}`` into a list; ``{context?}`` may be missing or empty; ``{{`` and ``}}`` are
-braces. Only text fills a placeholder: converting a number or list would hide a data fault. Other
-values need a format: ``{document:json}`` writes JSON, ``{options:lines}`` a list of texts by line.
+object and ``{output.0}`` into a list; ``{context?}`` may be missing or empty, and the white space
+before it goes with it; ``{{`` and ``}}`` are braces. Only text fills a placeholder: converting a
+number or list would hide a data fault. Other values need a format: ``{document:json}`` writes JSON,
+``{options:lines}`` a list of texts by line.
 
 A body is stored in two parts: a frame (the JSON of a ``Body`` with null for each text) and the
 texts. Most documents of a source share one frame, so they render as columns of texts.
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import to_json
@@ -62,7 +63,8 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Fields], Draft]:
     if spec.system_prompt is not None:
         system = (Turn(role="system", content=spec.system_prompt, learned=supervise_all),)
     if source.messages is None:
-        return _pair_maker(source.prompt or "", source.completion or "", system, supervise_all)
+        make_chat_of_lists = draft_maker(replace(spec, source=replace(source, messages="messages")))
+        return _pair_maker(spec, system, make_chat_of_lists)
 
     def make_chat(record: Fields) -> Draft:
         if source.messages not in record:
@@ -82,24 +84,26 @@ def draft_maker(spec: PrepareSpec) -> Callable[[Fields], Draft]:
 
 
 def _pair_maker(
-    prompt: str, completion: str, system: tuple[Turn, ...], supervise_all: bool
+    spec: PrepareSpec, system: tuple[Turn, ...], make_chat: Callable[[Fields], Draft]
 ) -> Callable[[Fields], Draft]:
     """Draft prompt-completion pairs without building turns: all share one frame."""
+    prompt, completion = spec.source.prompt or "", spec.source.completion or ""
+    supervise_all = spec.supervise == "all"
     fill_prompt, fill_completion = compile_template(prompt), compile_template(completion)
-
-    def body(question: str, answer: str) -> Body:
-        asked = Turn(role="user", content=question, learned=supervise_all)
-        return Body(turns=(*system, asked, Turn(role="assistant", content=answer, learned=True)))
-
-    frame, contents = frame_of(body("-", "-"))
-    before = contents[:-2]
+    user = Turn(role="user", content="-", learned=supervise_all)
+    assistant = Turn(role="assistant", content="-", learned=True)
+    frame, (*before, _, _) = frame_of(Body(turns=(*system, user, assistant)))
 
     def make_pair(record: Fields) -> Draft:
-        question, answer = fill_prompt(record), fill_completion(record)
-        # An optional field may leave a text empty; empty ones are in the frame.
-        if question and answer:
-            return Draft((question, answer), 1, frame, (*before, question, answer))
-        return Draft((question, answer), 1, *frame_of(body(question, answer)))
+        asked, told = record.get(prompt[1:-1]), record.get(completion[1:-1])
+        if isinstance(asked, list) and isinstance(told, list):
+            # TRL's lists of turns; only the completion's are learned.
+            mark = {"train": supervise_all}
+            given = [{**mark, **turn} if isinstance(turn, dict) else turn for turn in asked]
+            return make_chat({"messages": given + told})
+        # A template's text is never empty.
+        texts = fill_prompt(record), fill_completion(record)
+        return Draft(texts, 1, frame, (*before, *texts))
 
     return make_pair
 
@@ -154,19 +158,19 @@ def parse_template(template: str) -> list[tuple[str, str, str]]:
 def compile_template(template: str) -> Callable[[Fields], str]:
     """Compile a template to a function of a record, which raises Reject where text is missing."""
     parts = parse_template(template)
-    places = [(name, FORMATS[spec]) for _, name, spec in parts if name]
-    only = places[0][0] if places else ""
+    places = [(literal, name, FORMATS[spec]) for literal, name, spec in parts]
+    only = parts[0][1] if parts else ""
     # The usual template, one field alone, needs no formatting.
     if template == f"{{{only}}}" and not only.endswith(OPTIONAL):
         return lambda record: text_field(record, only)
-    pattern = "".join(
-        literal.replace("%", "%%") + ("%s" if name else "") for literal, name, _ in parts
-    )
     # Required text is never blank.
-    may_be_blank = all(name.endswith(OPTIONAL) for name, _ in places)
+    may_be_blank = all(name.endswith(OPTIONAL) for _, name, _ in places if name)
 
     def fill_places(record: Fields) -> str:
-        text = pattern % tuple([show(record, name) for name, show in places])
+        text = ""
+        for literal, name, show in places:
+            value = show(record, name) if name else ""
+            text += (literal.rstrip() if name and not value else literal) + value
         if may_be_blank and not text.strip():
             raise Reject("empty", f"template {template!r} produces no text")
         return text
