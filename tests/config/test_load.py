@@ -25,14 +25,15 @@ from expertflow.plan.settings import TrainingSection
     [
         ({"hardwear": "cpu"}, {"hardwear": "cpu"}, "--config: unknown key 'hardwear'"),
         (
-            {"learning_rate": "1"},
-            {"learning_rate": "1"},
-            "--config: 'learning_rate' is a setting of training; write training={learning_rate: …}",
+            {"learning_rate": 1e-4},
+            {"learning_rate": 1e-4},
+            "--config: 'learning_rate' is a setting of training; write --config"
+            " 'training={learning_rate: 0.0001}'",
         ),
         (
             {"evaluation": {"max_examples": 5}},
             {},
-            "config/config.yaml: 'evaluation' is a key of an expert; write experts={NAME: {eval",
+            "config/config.yaml: 'evaluation' is a key of an expert; write experts: {NAME: {eval",
         ),
         ({"calibrate": "maybe"}, {}, "config/config.yaml: key 'calibrate' is 'maybe'"),
         (

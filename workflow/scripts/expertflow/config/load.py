@@ -5,6 +5,8 @@ configuration < ``experts.{name}`` of the configuration. A manifest without a de
 the full preset, whatever the configuration says.
 """
 
+import json
+import shlex
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -62,23 +64,27 @@ def load_config(config: Settings, told: Settings | None = None) -> Settings:
     check_values(told, Path("--config"))
     check_values(config, Path("config/config.yaml"))
     raise_faults(
-        f"{_origin_of(keys, told)}: {_describe_manifest_key(keys, schema, expert) or text}"
+        f"{_origin_of(keys, told)}: {_explain_place(keys, config, told) or text}"
         for keys, text in find_faults(config, schema)
     )
     result: Settings = with_defaults(config, schema)
     return result
 
 
-def _describe_manifest_key(keys: list[str | int], schema: Settings, expert: Settings) -> str:
-    """Describe where an unknown key that a manifest has belongs; empty for any other fault."""
-    key, *below = keys or [""]
-    if below or key in schema["properties"]:
+def _explain_place(keys: list[str | int], config: Settings, told: Settings) -> str:
+    """Explain where an unknown key that a manifest has belongs; empty for any other fault."""
+    key, expert = ".".join(map(str, keys)), read_schema("expert")
+    if key not in config or key in read_schema("config")["properties"]:
         return ""
+    what, place = "a key of an expert", f"{{{key}: {json.dumps(config[key], default=str)}}}"
     if key in expert["$defs"]["training"]["properties"]:
-        return f"{key!r} is a setting of training; write training={{{key}: …}}"
-    if key in expert["properties"]:
-        return f"{key!r} is a key of an expert; write experts={{NAME: {{{key}: …}}}}"
-    return ""
+        what, place = "a setting of training", f"training={place}"
+    elif key in expert["properties"]:
+        place = f"experts={{NAME: {place}}}"
+    else:
+        return ""
+    fix = f"--config {shlex.quote(place)}" if key in told else place.replace("=", ": ", 1)
+    return f"{key!r} is {what}; write {fix}"
 
 
 def _origin_of(keys: list[str | int], told: Any) -> str:
