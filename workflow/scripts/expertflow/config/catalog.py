@@ -23,7 +23,6 @@ from expertflow.data import cache
 from expertflow.data.settings import SourceSpec
 from expertflow.data.sources.registry import open_source
 
-PRESETS = ("demo", "full")
 NO_LICENSE, UNKNOWN = "[bold red]no license[/]", "-"
 
 
@@ -40,7 +39,7 @@ def build_catalog() -> Settings:
     uses: dict[str, tuple[SourceSpec, dict[str, list[str]]]] = {}
     problems: dict[str, None] = {}
     # A demo block may name other sources: each preset is loaded as a run would load it.
-    for preset in PRESETS:
+    for preset in ("demo", "full"):
         settings = load_config({**config, "preset": preset})
         own = list_files([Path("config/experts")])
         for name in dict.fromkeys([*settings["experts"], *sorted(own)]):
@@ -85,14 +84,13 @@ def scan_caches() -> Settings:
     datasets = []
     for name in sorted({*repositories, *prepared}):
         repository, configs = repositories.get(name), prepared.get(name, [])
+        revisions = repository.revisions if repository else ()
         # Each blob of the downloads counts once.
         n_downloaded = repository.size_on_disk if repository else 0
         datasets.append(
             {
                 "id": name,
-                "commits": sorted(r.commit_hash for r in repository.revisions)
-                if repository
-                else [],
+                "commits": sorted(revision.commit_hash for revision in revisions),
                 "n_bytes": n_downloaded + sum(p.n_bytes for p in configs),
                 "prepared": [to_json(p) for p in configs],
             }
@@ -159,10 +157,9 @@ def _cache_table(datasets: list[Settings]) -> Table:
         prepared = [
             f"{p['config']} {sum(p['n_records_by_split'].values()):,}" for p in row["prepared"]
         ]
+        commits = (commit[:8] for commit in row["commits"])
         table.add_row(
-            "\n".join(
-                [f"[bold]{escape(row['id'])}[/]", *(commit[:8] for commit in row["commits"])]
-            ),
+            "\n".join([f"[bold]{escape(row['id'])}[/]", *commits]),
             decimal(row["n_bytes"]),
             escape("\n".join(prepared)) or "no",
         )

@@ -92,10 +92,8 @@ class Forecast(Record, frozen=True, kw_only=True):
         return f"{hours} hours; {usd} dollars; {self.hardware}; {self.basis}"
 
     def time_text(self) -> str:
-        times = (
-            "an unknown time" if self.hours is None else " to ".join(map(time_words, self.hours))
-        )
-        return f"{times} ({self.basis.split('; ')[0]})"
+        times = " to ".join(map(time_words, self.hours or ()))
+        return f"{times or 'an unknown time'} ({self.basis.split('; ')[0]})"
 
 
 class Forecaster:

@@ -26,15 +26,6 @@ class HardwareTables:
         self._config, self._folders = config, folders
 
     @property
-    def hardware(self) -> str:
-        """The hardware to plan for: ``auto``, ``cpu`` or a GPU; ConfigError if unknown."""
-        hardware: str = self._config["hardware"]
-        if hardware not in ("auto", "cpu"):
-            known = ", ".join(("auto", "cpu", *(row["name"] for row in self.gpus)))
-            self._check_known(hardware, f"hardware is {hardware!r} (known: {known})")
-        return hardware
-
-    @property
     def files(self) -> dict[str, Path]:
         """The files of both tables, by name."""
         return {f"hardware/{name}": self._file(name) for name in ("gpus.yaml", "prices.yaml")}
@@ -68,7 +59,10 @@ class HardwareTables:
             chosen = replace(chosen, lora=None)
         config, is_demo = self._config, expert["preset"] == "demo"
         # The demo trains a small model anywhere; a card would change its plan, and what it shows.
-        hardware = "cpu" if is_demo else self.hardware
+        hardware = "cpu" if is_demo else config["hardware"]
+        if hardware not in ("auto", "cpu"):
+            known = ", ".join(("auto", "cpu", *(row["name"] for row in self.gpus)))
+            self._check_known(hardware, f"hardware is {hardware!r} (known: {known})")
         compare: list[Settings] = [] if hardware == "cpu" else config["compare"]
         for choice in compare:
             self._check_known(choice["name"], f"compare names {choice['name']!r}")

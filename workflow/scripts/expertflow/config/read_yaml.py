@@ -68,12 +68,10 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML or JSON file with YAML 1.2 scalars; ConfigError names file, line and fix."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-        is_json = path.suffix == ".json"
-        value = (
-            json.loads(text, object_pairs_hook=refuse_repeats)
-            if is_json
-            else yaml.load(text, _Loader)
-        )
+        if path.suffix == ".json":
+            value = json.loads(text, object_pairs_hook=refuse_repeats)
+        else:
+            value = yaml.load(text, _Loader)
     except OSError as error:
         what = "its permissions" if isinstance(error, PermissionError) else "the path"
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); correct {what}") from error

@@ -10,23 +10,19 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from snakemake.persistence import ParamsChange  # type: ignore[import-untyped]
 
-from expertflow.chain import CHAIN
 from expertflow.config.code_digest import rule_digest
 from expertflow.config.guard import note
 from expertflow.config.run_lock import try_hold
 from expertflow.core.errors import DataError
 from expertflow.core.files import sha256_file, sha256_json, sha256_text, sidecar_of
 from expertflow.core.records import read_record
-from expertflow.core.sidecars import Sidecar, files_of, record_of, was_there_before
+from expertflow.core.sidecars import SIDECARS, Sidecar, files_of, record_of, was_there_before
 from expertflow.rental.bundle.records import OPENED
-
-# The folders below an expert's that contain records, each next to its sidecar.
-FOLDERS = {str(PurePath(stage.pattern).parent) for stage in CHAIN}
 
 
 def remove_corrupt_records(results: Path, *, looks: bool) -> None:
@@ -56,27 +52,24 @@ def remove_corrupt_records(results: Path, *, looks: bool) -> None:
 
 def corrupt_records(results: Path, expert: str = "*") -> Iterator[Path]:
     """Yield records and sidecars that are not JSON, and records whose sidecar is not."""
-    for folder in sorted(FOLDERS):
-        for sidecar in sorted(results.glob(f"{expert}/{folder}/.*.json.fingerprint")):
-            record = record_of(sidecar)
-            is_complete = _is_json(sidecar)
-            if record.is_file() and not (is_complete and _is_json(record)):
-                yield record
-            if not is_complete:
-                yield sidecar
+    for sidecar in sorted(results.glob(f"{expert}/**/{SIDECARS}")):
+        record, is_complete = record_of(sidecar), _is_json(sidecar)
+        if record.is_file() and not (is_complete and _is_json(record)):
+            yield record
+        if not is_complete:
+            yield sidecar
 
 
 def note_missing_files(results: Path) -> None:
     """Report missing files of finished jobs; Snakemake notices only those its next jobs need."""
     gone: dict[str, list[Path]] = {}
-    for folder in sorted(FOLDERS):
-        for sidecar in sorted(results.glob(f"*/{folder}/.*.json.fingerprint")):
-            expert = sidecar.relative_to(results).parts[0]
-            # A bundle leaves out what is no longer needed; files elsewhere are the user's.
-            if not (results / expert / OPENED).is_file():
-                with suppress(DataError):
-                    files = [path for path in files_of(sidecar) if path.is_relative_to(results)]
-                    gone.setdefault(expert, []).extend(f for f in files if not f.exists())
+    for sidecar in sorted(results.glob(f"*/**/{SIDECARS}")):
+        expert = sidecar.relative_to(results).parts[0]
+        # A bundle leaves out what is no longer needed; files elsewhere are the user's.
+        if not (results / expert / OPENED).is_file():
+            with suppress(DataError):
+                files = [path for path in files_of(sidecar) if path.is_relative_to(results)]
+                gone.setdefault(expert, []).extend(f for f in files if not f.exists())
     for first, *others in filter(None, gone.values()):
         what = f"{first} and {len(others)} more files are" if others else f"{first} is"
         note(
