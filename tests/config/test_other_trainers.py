@@ -155,7 +155,7 @@ RECIPES = yaml.safe_load(r"""
 - file: trl.args
   text: |
     # trl sft
-    trl sft --model_name m --use_peft --chat_template '{% for x in y %}' --eos_token @ \
+    trl sft --model_name m --use_peft --chat_template '{% for x in y %}' --eos_token @ stray \
       --lora_target_modules q_proj k_proj v_proj --bf16 --report_to wandb --dataset_name a/b \
       --dataset_config=c --dataset_train_split train_sft --dataset_text_field body
   training:
@@ -227,25 +227,28 @@ def test_a_complete_recipe_means_the_same_here(tmp_path: Path, recipe: dict[str,
     assert result.manifest["model"] == "m" and not result.unknown
 
 
-@pytest.mark.parametrize("modules", [".*[qv]_proj$", "7"])
-def test_modules_without_names_are_reported(tmp_path: Path, modules: str) -> None:
-    result = translate_text(tmp_path, f"model_name: m\nuse_peft: true\ntarget_modules: {modules}")
-    why = f"{modules} is not supported; list the modules, without patterns"
-    assert result.explained["target_modules"] == why
-
-
-def test_a_number_of_warm_up_steps_is_kept_and_defaults_are_named(tmp_path: Path) -> None:
-    warmups = {"warmup_steps: 100": 100, "warmup_steps: 0": 0}
-    # As in transformers, a share replaces no steps.
-    warmups["warmup_steps: 0\nwarmup_ratio: 0.25"] = 100
-    for text, n_steps in warmups.items():
-        result = translate_text(tmp_path, f"model_name: m\nlearning_rate: 1e-5\n{text}")
-        training = result.manifest["training"]
+def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
+    for text, n_steps in {
+        "warmup_steps: 100": 100,
+        "warmup_steps: 0": 0,
+        # As in transformers, no steps leave a share in effect.
+        "warmup_steps: 0\nwarmup_ratio: 0.25": 100,
+        # A constant rate ignores any warm-up.
+        "lr_scheduler_type: constant\nwarmup_steps: 9": 0,
+        "lr_scheduler: constant": 0,
+    }.items():
+        training = training_of(tmp_path, f"model_name: m\n{text}")
         given = {key: value for key, value in training.items() if "warmup" in key}
         assert choose_warmup(Training(**given), 400)[0] == n_steps
-        names = "num_train_epochs, lr_scheduler_type, batch_size, max_seq_length"
-        line = f"Not set there, so our defaults apply: {names}."
-        assert line in result.notes
+
+
+def test_defaults_that_replace_others_are_named(tmp_path: Path) -> None:
+    text = "model_name: m\nlearning_rate: 1e-5\nwarmup_steps: 0\nlora_r: 8"
+    notes = translate_text(tmp_path, text).notes
+    names = "num_train_epochs, lr_scheduler_type, batch_size, max_seq_length"
+    names += ", lora.alpha, lora.dropout, lora.targets"
+    assert f"Not set there, so our defaults apply: {names}." in notes
+    assert "lora_r implies an adapter; else set training.method to full." in notes
 
 
 @pytest.mark.parametrize(
@@ -283,23 +286,17 @@ def test_a_key_without_effect_sets_nothing(tmp_path: Path, turn: int) -> None:
     assert result.manifest["data"]["supervise"] == "completion"
 
 
-def test_a_constant_rate_ignores_any_warm_up(tmp_path: Path) -> None:
-    for schedule in ("lr_scheduler_type: constant\nwarmup_steps: 9", "lr_scheduler: constant"):
-        training = training_of(tmp_path, f"model_name: m\n{schedule}")
-        given = {key: value for key, value in training.items() if "warmup" in key}
-        assert choose_warmup(Training(**given), 400)[0] == 0
-    result = translate_text(tmp_path, "model_name: m\nuse_peft: true\nlora_r: 8")
-    assert any("lora.alpha, lora.dropout, lora.targets." in note for note in result.notes)
-
-
 def test_a_value_that_no_manifest_may_have_is_reported(tmp_path: Path) -> None:
     lines = (
         "save_steps: 0.1", "bf16: full", "quantization_bit: 8", "val_set_size: auto",
-        "modules_to_save: [norm]", "additional_target: 7",
+        "modules_to_save: [norm]", "additional_target: 7", "lora_target: 7",
+        "target_modules: .*[qv]_proj$",
     )  # fmt: skip
     result = translate_text(tmp_path, "\n".join(["model_name: m", "warmup_steps: 0.1", *lines]))
     assert result.explained.keys() == {line.partition(":")[0] for line in lines}
     assert "embed_tokens, lm_head" in result.explained["modules_to_save"]
+    why = ".*[qv]_proj$ is not supported; list the modules, without patterns"
+    assert result.explained["target_modules"] == why
     assert result.manifest["training"]["warmup_ratio"] == 0.1
 
 
