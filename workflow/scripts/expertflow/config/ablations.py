@@ -61,15 +61,11 @@ def variant_spec(spec: AblationSpec, name: str) -> VariantSpec:
 
 def ablation_files(config: Settings, folders: Sequence[Path]) -> list[Path]:
     """Find the configured lists of variants; ConfigError if one is missing."""
-    places = [folder / "ablations" for folder in folders]
-    return [
-        find_file(
-            name,
-            places,
-            f"ablation.files names {name!r}, but config/ablations/{name}.yaml does not exist",
-        )
-        for name in config["ablation"]["files"]
-    ]
+    places, found = [folder / "ablations" for folder in folders], []
+    for name in config["ablation"]["files"]:
+        problem = f"ablation.files names {name!r}, but config/ablations/{name}.yaml does not exist"
+        found.append(find_file(name, places, problem))
+    return found
 
 
 def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
@@ -78,16 +74,8 @@ def _ladder(of: str, ladder: Settings, path: Path) -> list[Variant]:
     for i, step in enumerate(ladder["steps"], 1):
         # Each rung undoes some of the start's changes, until only the plan is left.
         training = {k: v for k, v in training.items() if k not in step.get("as_planned", ())}
-        rungs.append(
-            Variant(
-                name=step["name"],
-                label=step["label"],
-                rows=step.get("rows", rungs[-1].rows),
-                training=training,
-                of=of,
-                rung=i,
-            )
-        )
+        own = {key: value for key, value in step.items() if key != "as_planned"}
+        rungs.append(Variant(**{"rows": rungs[-1].rows, **own}, training=training, of=of, rung=i))
     # The plan itself is the last rung: leftover changes would not be measured in any step.
     left = [*sorted(training), *(["rows"] if rungs[-1].rows != "packed" else [])]
     if left:

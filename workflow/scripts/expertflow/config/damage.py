@@ -190,13 +190,11 @@ def _by_outcome(outcome: Path) -> Iterator[Check]:
     for name, digest in files["xxh3"].items():
         top = state / Path(name).parts[0]
         # With its folder: half of final/ is not a model.
-        yield _by_hash(
-            state / name,
-            digest,
-            outcome,
-            (outcome, top),
-            lambda path: hash_files(path.parent, [path.name])[path.name],
-        )
+        yield _by_hash(state / name, digest, outcome, (outcome, top), _hash_of_state)
+
+
+def _hash_of_state(path: Path) -> str:
+    return hash_files(path.parent, [path.name])[path.name]
 
 
 def _by_hash(
