@@ -69,7 +69,10 @@ class Mutant(NamedTuple):
         return [f"{line[0]} {line[1:].strip()}" for line in changed]
 
     def key(self) -> tuple[str, str]:
-        return self.function, " ".join(line[2:] for line in self.lines() if line[0] == "+")
+        first, *_ = lines = self.lines()
+        line = " ".join(line[2:] for line in lines if line[0] == "+")
+        # A function may lose several statements or values.
+        return self.function, f"{line} for {first[2:]}" if line in ("pass", "return None") else line
 
 
 def expressions(node: ast.expr) -> Iterator[ast.expr]:

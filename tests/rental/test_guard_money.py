@@ -101,11 +101,11 @@ def test_a_machine_that_was_paid_throughout_is_counted_once(tmp_path: Path) -> N
     assert meter.total_usd() == pytest.approx(2.0, abs=0.01)
     meter.write_ledger()
     assert Meter(path, usd_per_hour=1.0, clock=Clock()).usd_before == pytest.approx(2.0, abs=0.01)
-    # Two machines, paid since the same moment: both count in full.
+    # Another machine was paid since the same moment: it counts in full, and once.
     both = merge_ledgers(Ledger(sessions=(earlier,)), Ledger(sessions=(another,)), judged=Ledger())
     write_record(path, both)
-    meter = Meter(path, usd_per_hour=1.0, since_s=now_s - 7200, clock=Clock())
-    assert meter.usd_before == pytest.approx(1.5) and len(both.sessions) == 2
+    meter = Meter(path, usd_per_hour=1.0, since_s=now_s - 3600, clock=Clock())
+    assert meter.usd_before == pytest.approx(1.0 + 1.5) and len(both.sessions) == 2
 
 
 def test_what_was_paid_before_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

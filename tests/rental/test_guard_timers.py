@@ -172,7 +172,7 @@ def standstill(
     [
         ({"cores": 0.03}, True),
         ({"cores": 0.01}, False),
-        ({"cores": 0.0, "n_bytes": 11_000}, True),
+        ({"cores": 0.0, "n_bytes": 10_000.5}, True),
         ({"cores": 0.0, "n_bytes": 10_000}, False),
         # Some containers hide traffic.
         ({"cores": 0.03, "n_bytes": None}, True),

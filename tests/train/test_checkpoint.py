@@ -78,6 +78,10 @@ def test_a_snapshot_does_not_change_while_training_continues(tmp_path: Path) -> 
     second = checkpoint.write_checkpoint(tmp_path / "b", taken, keep=1)
     assert content(second) == content(first)
     assert checkpoint_files.read_progress(second)["points"] == [1.0]
+    with torch.no_grad():
+        net.up.weight[0, 0] = math.nan
+    with pytest.raises(TrainingError, match=r"up\.weight is not finite after step 7"):
+        snapshot(net, optimizer, step=7)
 
 
 def test_everything_is_flushed_around_the_rename(
