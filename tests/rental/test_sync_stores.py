@@ -122,6 +122,10 @@ def test_impossible_settings_are_named(place: Place, monkeypatch: pytest.MonkeyP
             changed.setenv(f"AWS_{name}", value)
             with pytest.raises(ConfigError, match=f"{value}.*; see boto3's settings"):
                 place.open()
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(ConfigError, match="no credentials, such as AWS_ACCESS_KEY_ID"):
+        place.open()
 
 
 @s3
@@ -150,8 +154,8 @@ def test_missing_programs_and_invalid_addresses_are_named(
 ) -> None:
     for address in ("rsync://me:secret@host/m", "rsync://host/m?token=y"):
         assert open_store(address, threading.Event()).shown == "rsync://host/m"
-    for wrong in ("", "s3://", "s3:///x", "gs://b/x"):
-        with pytest.raises(ConfigError, match="destination"):
+    for wrong in ("", "s3://", "s3:///x", "gs://b/x", "s3:/b/x", "s3//b/x"):
+        with pytest.raises(ConfigError, match=r"destination .* s3://bucket/prefix"):
             store_module.check_destination(wrong)
     for wrong in ("../x", "/etc/passwd", "a/../../b", ""):
         with pytest.raises(SyncFailed):
@@ -220,6 +224,9 @@ def test_a_greeting_of_the_remote_side_hides_nothing(
     assert place.open().list_names("state") == []
     assert place.open().send_files(folder, "k", ["a.json"]).n_files == 1
     assert run_until(["printf", r"\374"], lambda: False).stdout == "\ufffd"
+    shell.write_text(f"#!/bin/sh\n{greeting} >&2\necho Permission denied >&2\nexit 255\n")
+    with pytest.raises(SyncFailed, match="denied; 'ssh elsewhere rsync --version' must"):
+        place.open().list_names("state")
 
 
 @every_kind

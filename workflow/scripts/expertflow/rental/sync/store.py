@@ -118,10 +118,10 @@ def is_local(destination: str) -> bool:
 
 def check_destination(destination: str) -> None:
     """Raise ConfigError if an address is empty, of an unsupported kind, or without a bucket."""
-    bucket = destination.removeprefix(S3).split("/")[0]
-    # rsync would take gs://bucket for a host named gs.
-    is_other = "://" in destination and not destination.startswith((S3, "rsync://"))
-    if not destination or is_other or (destination.startswith(S3) and not bucket):
+    # rsync would take s3:/bucket and gs://bucket for hosts; s3//bucket would be a folder.
+    is_address = re.match(r"s3:|s3//|.*://", destination, re.IGNORECASE)
+    is_known = re.match(rf"({S3}|rsync://)[^/]", destination)
+    if not destination or (is_address and not is_known):
         raise ConfigError(
             f"destination {destination!r}: is not supported; use a path, host:path, rsync://… or"
             " s3://bucket/prefix"

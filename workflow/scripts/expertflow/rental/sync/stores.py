@@ -31,6 +31,8 @@ from expertflow.rental.sync.store import (
 
 # rsync's exit code for, among other errors, a missing file or folder.
 PARTIAL = 23
+# Before rsync has answered on the other side.
+UNANSWERED = "closed (0 bytes received"
 ABSENT = ("No such file or directory", "Not a directory")
 PATIENCE_S = 60
 # How --itemize-changes marks a transferred file.
@@ -125,8 +127,8 @@ class RsyncStore(Store):
         verified = "rsync --checksum: nothing differs"
         if not names:
             return 0, verified
-        paths = [path for path in (folder / name for name in names) if path.is_file()]
-        largest = max((path.stat().st_size for path in paths), default=0)
+        sizes = {n: (folder / n).stat().st_size for n in names if (folder / n).is_file()}
+        largest = max(sizes.values(), default=0)
         patience_s = PATIENCE_S + math.ceil(largest / SLOW_BYTES_PER_S)
         # rsync treats a line that begins with # or ; as a comment.
         text = "\0".join(f"./{name}" for name in names)
@@ -140,8 +142,6 @@ class RsyncStore(Store):
 
         # A small file may have been replaced by one of the same size within the same second.
         moved = run("--checksum") if self._doubts or largest <= SMALL_BYTES else run()
-        # Counted only here; a file is assumed to still have the size that was sent.
-        n_bytes = sum((folder / n).stat().st_size for n in moved if (folder / n).is_file())
         # Both sides hash what they have on disk now.
         different = run("--checksum", "--dry-run")
         self._doubts = bool(different)
@@ -150,7 +150,7 @@ class RsyncStore(Store):
                 f"{self.shown}: {len(different)} of {len(names)} files of {key} differ from those"
                 f" here, for example {different[0]}"
             )
-        return n_bytes, verified
+        return sum(sizes.get(name, 0) for name in moved), verified
 
     def fetch(self, key: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,9 +192,14 @@ class RsyncStore(Store):
             message = " ".join(done.stderr.split()).replace(self._root, self.shown)
             is_absent = code == PARTIAL and any(words in message for words in ABSENT)
             kind = NotThere if is_absent else SyncFailed
+            fix = ""
+            if UNANSWERED in message and not self._root.startswith("rsync:"):
+                message = message.partition(" rsync: connection")[0]
+                host = self.shown.partition(":")[0]
+                fix = f"; 'ssh {host} rsync --version' must work without a password"
             # The error comes last, after the banners of ssh and the other side.
             message = message[-SHOWN_CHARACTERS:]
-            raise kind(f"{self.shown}: rsync ended with exit code {code}: {message}")
+            raise kind(f"{self.shown}: rsync ended with exit code {code}: {message}{fix}")
         return done.stdout.splitlines()
 
 
@@ -217,7 +222,10 @@ class S3Store(Store):
         self._chunk_bytes = PART_BYTES
         self._errors = (Boto3Error, BotoCoreError, ClientError, HTTPError)
         try:
-            self._client: Any = boto3.client("s3")
+            session = boto3.Session()
+            self._client: Any = session.client("s3")
+            if session.get_credentials() is None:
+                raise ValueError("no credentials, such as AWS_ACCESS_KEY_ID, were found")
         except (*self._errors, ValueError) as error:
             raise ConfigError(f"{destination}: {error}; see boto3's settings") from error
 
