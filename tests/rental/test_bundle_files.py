@@ -218,7 +218,7 @@ FORGERIES: dict[str, dict[str, Forge]] = {
     f"{INDEX} does not match the index": {"cut in the index": whole(lambda data: data[:700])},
     "continues after its end": {"a byte after": whole(lambda data: data + b"\0")},
     f"is not a bundle: {INDEX} does not come first": {"a member before": archive(FIRST)},
-    "is not a bundle; make one with make_bundle": {
+    "is not a bundle; copy or make the bundle again": {
         "compressed": whole(gzip.compress), "an empty file": whole(lambda _: b""),
         "a text": whole(lambda _: b"{}"), "zeros": whole(lambda _: bytes(10240)),
         "noise": whole(lambda _: b"\xff\xfe" * 5000),

@@ -91,22 +91,12 @@ def test_missing_results_or_a_failing_disk_are_failed_copies(
     assert waits == [5, 10, 20, 40, 80, 80, 80]
 
 
-def test_a_model_in_the_results_is_also_sent_as_a_state(place: Place, tmp_path: Path) -> None:
-    """Another machine pulls only states, and does not train it again."""
-    publish(tmp_path / "results" / "a", "weights of a")
-    state = tmp_path / "state"
-    finished(state / "a" / "f", "weights of a")
-    unfinished(state / "b" / "f")
-    copies_of(tmp_path, place).send_all()
-    store = place.open()
-    assert "finished.json" in store.list_names("state/a/f")
-    assert "step-00000040.json" in store.list_names("state/b/f")
-
-
 def test_a_failing_state_delays_nothing(place: Place, tmp_path: Path) -> None:
     publish(tmp_path / "results" / "x", "weights of x")
     for name in ("a", "b"):
         unfinished(tmp_path / "state" / name / "f")
+    # Also in the results, but another machine pulls only states, and does not train it again.
+    finished(tmp_path / "state" / "x" / "f", "weights of x")
     spend(tmp_path, 0.0)
     copies = copies_of(tmp_path, place)
     fail_at(copies, "state/a")
@@ -114,6 +104,7 @@ def test_a_failing_state_delays_nothing(place: Place, tmp_path: Path) -> None:
     assert [line for line in copies.failures if "the line is dead" in line] == copies.failures
     store = place.open()
     assert "step-00000040.json" in store.list_names("state/b/f")
+    assert "finished.json" in store.list_names("state/x/f")
     assert "ledger.json" in store.list_names("state/.guard")
     assert store.list_names("results") == ["x"]
 
@@ -178,7 +169,7 @@ def test_the_reserve_grows_with_the_bytes_to_send(
     assert copies.reserve_s() == pytest.approx(1.5 * 140)
     # A state has nothing left to save or send once its model was sent.
     sent["what"] = "state/a/f/finished"
-    copies.pushes.append(SendRecord(n_bytes=0, **sent))
+    copies.pushes.append(SendRecord(n_bytes=n_unsent, **sent))
     assert copies.reserve_s() < 1.5 * 100
 
 

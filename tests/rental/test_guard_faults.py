@@ -4,6 +4,7 @@ import errno
 import os
 import shlex
 import subprocess
+from argparse import Namespace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,12 +13,7 @@ import pytest
 from support import running_in, wait_for
 
 from expertflow.core.errors import ConfigError
-from expertflow.rental.guard.options import (
-    GuardOptions,
-    check_programs,
-    guard_command,
-    parse_options,
-)
+from expertflow.rental.guard.options import check_programs, guard_command, parse_options
 from expertflow.rental.guard.run import N_HOOKS, NOT_STARTED, TIMED_OUT, run_hook
 from expertflow.rental.guard.timers import Notice
 
@@ -41,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def settings(*options: str) -> GuardOptions:
+def settings(*options: str) -> Namespace:
     return parse_options([*options, "--", "true"], None)
 
 

@@ -10,13 +10,8 @@ import pytest
 from expertflow.core.attempts import hash_host
 from expertflow.core.errors import DataError
 from expertflow.core.records import seal, write_record
-from expertflow.rental.guard.ledger import (
-    Ledger,
-    Meter,
-    PaidSession,
-    merge_ledgers,
-    read_ledger,
-)
+from expertflow.plan.records import Ledger, PaidSession
+from expertflow.rental.guard.ledger import BudgetSpent, Meter, merge_ledgers, read_ledger
 from expertflow.rental.guard.options import parse_options
 from expertflow.rental.guard.run import Guard
 
@@ -115,3 +110,8 @@ def test_what_was_paid_before_counts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     guard = Guard(parse_options(words, None))
     guard.start_meter()
     assert guard.meter.total_usd() == pytest.approx(5.0, abs=0.1)
+    # What this session costs, or its reserve alone, would not be forgotten.
+    for options in (["--paid-since", since, "--max-usd", "4"], ["--max-usd", "0.04"]):
+        guard = Guard(parse_options([*options, "--usd-per-hour", "2.5", "--", "true"], None))
+        with pytest.raises(BudgetSpent, match=r"60 s \(\$0\.04\) reserved .*; raise --max-usd$"):
+            guard.start_meter()

@@ -135,7 +135,7 @@ def test_a_run_stops_before_its_budget_is_spent(tmp_path: Path) -> None:
     assert told and 1000 <= found["usd"] <= float(told[1]) + 0.01
     # The next session finds it spent, and starts nothing.
     out = guarded.run(tmp_path, *guarded.BUDGET, command=["touch", "went_on"], code=1)
-    assert "raise --max-usd" in out and out.count("\n") == 1
+    assert "raise --max-usd, or start a new budget" in out and out.count("\n") == 1
     assert not (tmp_path / "went_on").exists()
     guarded.run(tmp_path, *guarded.BUDGET, "--forget-spent", command=["true"])
     assert guarded.record(tmp_path)["usd_before"] == 0

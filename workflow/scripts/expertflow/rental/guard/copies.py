@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -14,7 +15,6 @@ from expertflow.core.files import remove
 from expertflow.core.records import write_sealed
 from expertflow.plan.records import Ledger
 from expertflow.rental.guard.ledger import LEDGER, merge_ledgers, read_ledger
-from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.sync.states import FINISHED, key_of, pull_states, push_state, states_below
 from expertflow.rental.sync.store import (
     NotThere,
@@ -46,7 +46,7 @@ class Copies:
 
     starts_nothing = False
 
-    def __init__(self, options: GuardOptions) -> None:
+    def __init__(self, options: Namespace) -> None:
         self.cancel = threading.Event()
         self.state, self.results = options.state, options.results
         self.own = self.state / ".guard"
@@ -93,7 +93,6 @@ class Copies:
 
     def try_destinations(self) -> None:
         probe = self.own / "destination.txt"
-        self.own.mkdir(parents=True, exist_ok=True)
         probe.write_text("expertflow\n", encoding="utf-8")
         with _nothing_started():
             # Often the same store.
@@ -209,15 +208,12 @@ class Copies:
         save_s, n_unsent = max((point["save_s"] for point in points), default=0.0), 0
         if self.sync_store is not None:
             names = files_below(self.results)
-            n_results = sum((self.results / name).stat().st_size for name in names)
-            # An estimate: replaced files count as sent.
-            n_unsent = max(0, n_results - sum(record.n_bytes for record in self.syncs))
+            n_unsent = sum((self.results / name).stat().st_size for name in names)
         if self.push_store is not None:
             n_unsent += sum(map(checkpoint_files.n_bytes, newest))
-        # A copy that moved nothing has no speed.
-        done = [record for record in (*self.pushes, *self.syncs) if record.n_bytes]
-        duration_s, n_sent = sum(r.duration_s for r in done), sum(r.n_bytes for r in done)
-        s_per_byte = duration_s / n_sent if done else 1 / UNMEASURED_BYTES_PER_S
+        n_sent = sum(record.n_bytes for record in self.pushes)
+        duration_s = sum(record.duration_s for record in self.pushes)
+        s_per_byte = duration_s / n_sent if n_sent else 1 / UNMEASURED_BYTES_PER_S
         return max(RESERVE_S, MARGIN * (save_s + n_unsent * s_per_byte))
 
 

@@ -54,9 +54,9 @@ class Meter:
             return None
         return self.usd_before + (self._clock() - self._zero_s + ahead_s) / 3600 * self._price
 
-    def has_usd_for(self, wait_s: float) -> bool:
+    def has_usd_for(self, wait_s: float, *, forgets: bool = False) -> bool:
         usd = self.total_usd(ahead_s=wait_s)
-        return usd is None or self._limit is None or usd < self._limit
+        return usd is None or self._limit is None or usd - forgets * self.usd_before < self._limit
 
     def lasts_s(self, reserve_s: float) -> float:
         """Return the seconds until only the reserve is left; TIMEOUT_MAX without a limit."""

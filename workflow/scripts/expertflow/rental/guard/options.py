@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,8 @@ from expertflow.rental.sync.store import check_destination, is_local
 RESULTS, STATE = Path("results"), Path("state")
 
 
-class GuardOptions(argparse.Namespace):
-    """The options, and the ``command`` to guard; declared in ``parse_options``."""
-
-
-def parse_options(arguments: Sequence[str], description: str | None) -> GuardOptions:
-    """Parse the options before ``--``, where the command begins; raise ConfigError if invalid."""
+def parse_options(arguments: Sequence[str], description: str | None) -> argparse.Namespace:
+    """Parse the options before ``--`` and the ``command`` after it; may raise ConfigError."""
     parser = cli.parser(description)
     parser.usage = "guard_run.py [options] -- COMMAND …"
 
@@ -42,7 +38,7 @@ def parse_options(arguments: Sequence[str], description: str | None) -> GuardOpt
     add("--notice-command", "run every second; exit 0: machine is reclaimed", metavar="CMD")
     add("--grace-seconds", "time to save after a stop or notice", type=_number, default=120.0)
     # Shells do not expand the tilde in --push=~/x.
-    home: Callable[[str], str] = os.path.expanduser
+    home = os.path.expanduser
     add("--push", "copy the newest checkpoints there", metavar="DEST", type=home)
     add("--push-minutes", type=_positive, default=10.0)
     add("--no-pull", "do not restore checkpoints", dest="pull", action="store_false")
@@ -56,14 +52,14 @@ def parse_options(arguments: Sequence[str], description: str | None) -> GuardOpt
     words = list(arguments)
     cut = words.index("--") if "--" in words else len(words)
     command = words[cut + 1 :]
-    options = parser.parse_args(words[:cut], GuardOptions(command=command))
+    options = parser.parse_args(words[:cut], argparse.Namespace(command=command))
     if not command:
         raise ConfigError("no command to guard; put it after --, as in -- snakemake --cores 8")
     _check(options)
     return options
 
 
-def _check(options: GuardOptions) -> None:
+def _check(options: argparse.Namespace) -> None:
     if options.max_usd is not None and options.usd_per_hour is None:
         raise ConfigError("--max-usd needs --usd-per-hour, the price of this machine")
     destinations = {"--push": options.push, "--sync-to": options.sync_to}
@@ -101,7 +97,7 @@ def _check(options: GuardOptions) -> None:
                 )
 
 
-def _check_folder(option: str, destination: Path, options: GuardOptions) -> None:
+def _check_folder(option: str, destination: Path, options: argparse.Namespace) -> None:
     """Raise ConfigError if copies would overwrite their source, or contain earlier copies."""
     for folder in (options.results, options.state):
         own = folder.resolve()
@@ -113,12 +109,12 @@ def _check_folder(option: str, destination: Path, options: GuardOptions) -> None
             )
 
 
-def _shell_lines(options: GuardOptions) -> dict[str, str]:
+def _shell_lines(options: argparse.Namespace) -> dict[str, str]:
     lines = {"--on-finish": options.on_finish, "--notice-command": options.notice_command}
     return {option: line for option, line in lines.items() if line is not None}
 
 
-def check_programs(options: GuardOptions) -> None:
+def check_programs(options: argparse.Namespace) -> None:
     """Reject a shell command whose program is missing here, before hours are paid for."""
     for option, line in _shell_lines(options).items():
         # Anything but a plain first word is left to the shell.

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -19,7 +20,6 @@ from expertflow.core.process import SIGNALS, kill_group
 from expertflow.core.records import write_record
 from expertflow.rental.guard.copies import N_RETRIES, RESERVE_S, Copies
 from expertflow.rental.guard.ledger import LEDGER, BudgetSpent, Meter
-from expertflow.rental.guard.options import GuardOptions
 from expertflow.rental.guard.supervisor import Supervisor
 from expertflow.rental.guard.timers import IdleGpu, Notice, Standstill
 from expertflow.rental.sync.store import SyncFailed
@@ -49,7 +49,7 @@ class Guard:
     meter: Meter
     _record: dict[str, Any]
 
-    def __init__(self, options: GuardOptions) -> None:
+    def __init__(self, options: Namespace) -> None:
         self.options, self.copies = options, Copies(options)
         self.signals: list[int] = []
         self._signals_s: list[float] = []
@@ -131,10 +131,12 @@ class Guard:
             since_s=options.paid_since_s,
         )
         if not self.meter.has_usd_for(RESERVE_S):
-            raise BudgetSpent(
-                f"{self.meter.format_usd()} spent, and {RESERVE_S:g} s reserved for save"
-                " and sync; raise --max-usd, or start a new budget with --forget-spent"
-            )
+            fix = "raise --max-usd"
+            if self.meter.has_usd_for(RESERVE_S, forgets=True):
+                fix += ", or start a new budget with --forget-spent"
+            usd = RESERVE_S / 3600 * options.usd_per_hour
+            reserve = f"{RESERVE_S:g} s (${usd:.2f}) reserved for save and sync"
+            raise BudgetSpent(f"{self.meter.format_usd()} spent, and {reserve}; {fix}")
         self.meter.write_ledger()
 
     def pull_states(self) -> None:
