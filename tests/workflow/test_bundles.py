@@ -134,10 +134,13 @@ def test_another_preset_and_other_raw_data_are_rejected(cheap: Workspace, box: B
     assert box.planned() == GPU_WORK
 
 
+def change_packing(box: Box) -> None:
+    path = "workflow/scripts/expertflow/tokens/pack.py"
+    box.edit(path, "default_rng(spec.", "default_rng(1 + spec.")
+
+
 def test_other_code_is_rejected_and_named_or_runs_again(cheap: Workspace, empty: Box) -> None:
-    empty.edit(
-        "workflow/scripts/expertflow/tokens/pack.py", "default_rng(spec.", "default_rng(1 + spec."
-    )
+    change_packing(empty)
     refused = empty.refused_to_open(cheap.root / BUNDLE)
     assert "made by other code than this checkout's: " in refused
     assert " pack_sequences" in refused and "prepare_shard" not in refused
@@ -236,6 +239,9 @@ def land(box: Box, home: Box) -> None:
     assert home.script("verify_results").stdout.endswith(": intact\n")
     assert not (results / ".bundle").exists()
     assert "open it with --outcome" in home.refused_to_open(outcome)
+    change_packing(home)
+    told = home.script("open_bundle", outcome, "--outcome").stderr
+    assert "made by other code" in told and "or a run here repeats these rules" in told
 
 
 # Its settings travel with its bundle; at home they must be passed again. test_commands.py opens

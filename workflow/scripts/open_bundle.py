@@ -30,16 +30,17 @@ def main() -> None:
     args = parser.parse_args()
     index = read_index(args.bundle)
     target = f"results/{index.expert}/report.json"
+    others = ", ".join(other_code(index.code))
+    differs = f"{args.bundle}: made by other code than this checkout's: {others}; check out the"
+    differs += " code that made it, or"
     if args.outcome:
         land_outcome(args.bundle, index, args.directory, may_replace=args.replace)
         logging.info("%s is here, verified; see report.html next to it", args.directory / target)
+        if others:
+            logging.warning("%s a run here repeats these rules and all after them", differs)
         return
-    others = other_code(index.code)
     if others and not args.accept_other_code:
-        raise ConfigError(
-            f"{args.bundle}: made by other code than this checkout's: {', '.join(others)}; check"
-            " out the code that made it, or let these rules run again with --accept-other-code"
-        )
+        raise ConfigError(f"{differs} let these rules run again with --accept-other-code")
     places = [args.directory / "config", BASEDIR / "config"]
     opened = OpenedBundle(
         index=index,

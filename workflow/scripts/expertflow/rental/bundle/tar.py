@@ -137,7 +137,7 @@ def _read_index(stream: BinaryIO, path: Path) -> BundleIndex:
     try:
         n_bytes = tarfile.TarInfo.frombuf(header, "utf-8", "strict").size
     except (tarfile.HeaderError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: is not a bundle; make one with make_bundle") from error
+        raise DataError(f"{path}: is not a bundle; {AGAIN}") from error
     # The header is rebuilt and compared: owner, mode and time have fixed values.
     if not 0 <= n_bytes <= MAX_INDEX_BYTES or header != _header(INDEX, n_bytes):
         raise DataError(f"{path}: is not a bundle: {INDEX} does not come first; {AGAIN}")

@@ -187,10 +187,7 @@ def _undone_on_failure(path: Path) -> Iterator[None]:
     """Make the folders above a path; if the block fails, remove what did not exist before."""
     missing = [place for place in (path, *path.parents) if not place.exists()]
     try:
-        # One at a time: mkdir(parents=True) recurses for each level.
-        for place in reversed(missing):
-            if place != path:
-                place.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
         for place in missing:
