@@ -29,9 +29,10 @@ def main() -> None:
     if args.output.exists():
         raise ConfigError(f"{args.output}: already exists; remove it, or choose another file")
     write_text(args.output, text)
+    n_explained, n_unknown = len(result.explained), len(result.unknown)
     print(
-        f"{len(result.mapped)} keys mapped, {len(result.explained)} left out with a reason,"
-        f" {len(result.unknown)} unknown: {args.output}",
+        f"{len(result.keys) - n_explained - n_unknown} keys mapped,"
+        f" {n_explained} left out with a reason, {n_unknown} unknown: {args.output}",
         file=sys.stderr,
     )
 

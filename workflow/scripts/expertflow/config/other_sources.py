@@ -15,6 +15,12 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".y
 ALPACA = {"prompt": "{instruction}\n{input?}", "completion": "{output}"}
 # Axolotl's own prompts have these parts, each with a field_* key for another field.
 PARTS = ("instruction", "input", "output")
+# Keys of a data set that are read here, or only say how to load it.
+READ = {
+    "id", "path", "name", "config", "revision", "split", "data_files", "ds_type", "streaming",
+    "weight", "max_samples", "columns", "type", "field", "field_mapping", "field_messages",
+    "message_property_mappings", "message_field_role", "message_field_content",
+}  # fmt: skip
 # Splits that other trainers only evaluate on; here documents are held out by a share.
 HELD_OUT = ("test", "val", "eval", "dev")
 # A range as sources of kind hub read it.
@@ -95,6 +101,7 @@ def _source(one: Settings, found: Settings, notes: list[str]) -> Settings:
     source: Settings = {"kind": "local", "path": path} if is_file else {"kind": "hub", "id": path}
     if not is_file:
         source["config"] = one.get("config") or one.get("name")
+        source["revision"] = one.get("revision")
         # train is the default here, too, and null is left out below.
         split = str(one.get("split"))
         split = split if RANGE.fullmatch(split) else _split_name(one)
@@ -105,6 +112,8 @@ def _source(one: Settings, found: Settings, notes: list[str]) -> Settings:
     if (weight := one.get("weight")) not in (None, 1.0):
         source["weight"] = weight
     source["max_documents"] = one.get("max_samples") or found.get("max_samples")
+    if left := sorted(key for key in one.keys() - READ if not key.startswith("_")):
+        notes.append(f"Left out of data set {where}: {', '.join(left)}.")
     text = found.get("dataset_text_field")
     kind = one.get("type") or ("completion" if text else "chat_template")
     if isinstance(kind, dict):
@@ -114,6 +123,8 @@ def _source(one: Settings, found: Settings, notes: list[str]) -> Settings:
         source["text"] = f"{{{text}}}"
     elif kind.startswith("alpaca"):
         source |= ALPACA
+        if "base_model" in found:
+            notes.append(f"{where}: instead of Alpaca's headings, the chat template is used.")
     else:
         names = one.get("message_property_mappings") or {}
         default = "conversations" if kind.startswith("sharegpt") else "messages"

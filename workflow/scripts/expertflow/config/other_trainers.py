@@ -54,10 +54,10 @@ VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 
 
 class Translation(NamedTuple):
-    """A manifest, the keys that became part of it, reasons against others, and unknown ones."""
+    """A manifest, all keys of the file, reasons against some of them, and unknown ones."""
 
     manifest: Settings
-    mapped: list[str]
+    keys: list[str]
     explained: dict[str, str]
     unknown: list[str]
     notes: list[str]
@@ -71,7 +71,7 @@ def translate(path: Path) -> Translation:
     found = _flatten(settings)
     check(found, read_table()["shapes"], where=str(path))
     _refuse_other_methods(found, path)
-    result = Translation({}, [], {}, [], [])
+    result = Translation({}, [*found], {}, [], [])
     for key, value in found.items():
         texts = (one for one in iter_values(value) if isinstance(one, str) and " " not in one)
         if variable := next(filter(VARIABLE.search, texts), None):
@@ -82,9 +82,7 @@ def translate(path: Path) -> Translation:
     for key, value in found.items():
         if (why := _why_ignored(key, value, found)) is not None:
             result.explained[key] = why
-        elif value is None:
-            result.mapped.append(key)
-        else:
+        elif value is not None:
             _translate_key(key, value, result)
     if "model" not in manifest:
         names = [key for key, ours in read_table()["ours"].items() if ours == "model"]
@@ -236,7 +234,6 @@ def _why_ignored(key: str, value: Any, found: Settings) -> str | None:
 
 def _translate_key(key: str, value: Any, result: Translation) -> None:
     if key in DATASETS or key in METHODS:
-        result.mapped.append(key)
         return
     target = _target(key)
     if target is None:
@@ -254,7 +251,6 @@ def _translate_key(key: str, value: Any, result: Translation) -> None:
     except Unusable as error:
         result.explained[key] = str(error)
         return
-    result.mapped.append(key)
     if given is None:
         return
     _set(result.manifest, target, given)
