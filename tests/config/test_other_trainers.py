@@ -32,7 +32,7 @@ datasets:
     split: "train[:20%]", revision: abc, roles_to_train: [user], train_on_eos: last}
   - {path: a/b, type: alpaca, _comment: good}
 sequence_len: 2048
-sample_packing: SAMPLE_PACKING
+sample_packing: true
 micro_batch_size: 2
 gradient_accumulation_steps: 4
 optimizer: paged_adamw_8bit
@@ -48,14 +48,9 @@ noise: 3
 """
 
 
-def write(folder: Path, packing: str) -> Path:
-    path = folder / "qlora.yml"
-    path.write_text(QLORA.replace("SAMPLE_PACKING", packing))
-    return path
-
-
 def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path) -> None:
-    path, output = write(tmp_path, "true"), tmp_path / "config" / "experts" / "mine.yaml"
+    path, output = tmp_path / "qlora.yml", tmp_path / "config" / "experts" / "mine.yaml"
+    path.write_text(QLORA)
     done = run_script("import_settings", path, "--output", output)
     assert done.returncode == 0, done.stderr
     assert "16 keys mapped, 1 left out with a reason, 1 unknown" in done.stderr
@@ -72,24 +67,16 @@ def test_a_recipe_is_translated_and_what_is_left_out_is_explained(tmp_path: Path
     ):
         assert line in text.splitlines()
     expert = load_expert("mine", folders=[output.parent], config=load_config(CONFIG))
-    training, [source, _] = expert["training"], expert["sources"]
-    assert (training["method"], training["lora"]["r"], training["optim"]) == (
-        "qlora",
-        32,
-        "adamw_8bit",
-    )
-    assert training["warmup_steps_min"] == training["warmup_steps_max"] == 10
-    assert training["lora"]["targets"] == ["all-linear"] and training["learning_rate"] == 2e-4
-    assert (source["id"], source["messages"]) == ("mlabonne/FineTome-100k", "conversations")
-    assert source["revision"] == "abc"
+    training, source = expert["training"], expert["sources"][0]
+    assert (training["lora"]["targets"], training["learning_rate"]) == (["all-linear"], 2e-4)
+    assert (source["revision"], source["messages"]) == ("abc", "conversations")
     assert expert["model"] == "/mnt/c/models/llama"
     # Later edits are not lost.
     again = run_script("import_settings", path, "--output", output)
     assert again.returncode == 1 and "already exists" in again.stderr
     assert run_script("import_settings", path).stdout == text
     assert list(yaml.safe_load(text))[:2] == ["description", "model"]
-    unpacked = translate(write(tmp_path, "false"))
-    assert unpacked.manifest["training"]["packing"] == "none"
+    unpacked = translate_text(tmp_path, QLORA.replace("sample_packing: true", ""))
     assert any("A step has 8 examples per card, as before" in note for note in unpacked.notes)
     missing = run_script("import_settings", "qlora.yml", cwd=tmp_path / "config").stderr
     assert missing.endswith("cannot be read (No such file or directory); correct the path\n")
@@ -156,6 +143,19 @@ RECIPES = yaml.safe_load(r"""
      quant_config: {name: bnb, quantization_bit: 4}}
   training: {method: qlora, packing: none, lora: {alpha: 32}}
   sources: [{name: x, kind: local, path: d/x.jsonl, messages: messages}]
+- file: axolotl.yaml
+  text: |
+    base_model: m
+    datasets:
+    - {path: a/b, name: c, type: sharegpt, message_property_mappings: {role: who, content: says}}
+    - {path: d.json, ds_type: json, message_field_role: who, message_field_content: says}
+    - {path: e/f, type: completion, field: body}
+  training: {method: full, packing: none}
+  sources:
+  - {name: b, kind: hub, id: a/b, config: c, messages: conversations, role_key: who,
+     content_key: says}
+  - {name: d, kind: local, path: d.json, messages: messages, role_key: who, content_key: says}
+  - {name: f, kind: hub, id: e/f, text: "{body}"}
 - file: trl.args
   text: |
     # trl sft
@@ -224,11 +224,11 @@ RECIPES = yaml.safe_load(r"""
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe["file"])
 def test_a_complete_recipe_means_the_same_here(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    file, text = recipe["file"], recipe["text"]
-    result = translate_text(tmp_path, text, file)
+    result = translate_text(tmp_path, recipe["text"], recipe["file"])
     given = {key: value for key, value in result.manifest.items() if key in recipe}
     assert given == {key: recipe[key] for key in recipe.keys() - {"file", "text"}}
     assert result.manifest["model"] == "m" and not result.unknown
+    assert not any("Left out of data set" in note for note in result.notes)
 
 
 def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
@@ -263,6 +263,7 @@ def test_defaults_that_replace_others_are_named(tmp_path: Path) -> None:
         ("lora_r: 8\nuse_peft: false", {"method": "full"}),
         ("adapter:\nlora_r: 8", {"method": "full"}),
         ("load_in_4bit: true", {"method": "qlora"}),
+        ("adapter: qlora", {"method": "qlora"}),
         ("quantization_bit: 4\nlora_enabled: true", {"method": "qlora"}),
         ("method: dora", {"method": "lora", "lora": {"use_dora": True}}),
         # In any order.

@@ -113,11 +113,7 @@ class ParsedModules:
 
 
 parsed_modules = ParsedModules()
-
-
-@cache
-def _read_module(path: Path) -> Module:
-    return parsed_modules.read(path)
+_read_module = cache(parsed_modules.read)
 
 
 def _parse(source: bytes) -> Module:
