@@ -1,6 +1,5 @@
 """Settings of a manifest and its overrides, cards and prices; a fault is one line with the fix."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -123,13 +122,6 @@ def test_all_linear_is_a_string_or_a_list(tmp_path: Path) -> None:
     message = "'training.lora.targets' is 'q_proj': it must be exactly one of: array; 'all-linear'"
     with pytest.raises(ConfigError, match=message):
         targets("q_proj")
-
-
-def test_a_json_manifest_works(tmp_path: Path) -> None:
-    (tmp_path / "expert-sql.json").write_text(json.dumps(base()))
-    settings = load_config({"experts": {}})
-    expert = load_expert("expert-sql", folders=[tmp_path], config=settings)
-    assert expert["model"] == "builtin:tiny-qwen3"
 
 
 def test_strings_of_the_command_line_are_converted_by_the_schema(tmp_path: Path) -> None:
