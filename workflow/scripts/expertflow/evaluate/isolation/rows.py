@@ -54,11 +54,12 @@ def _ranks(rows: Iterable[Row]) -> Callable[[Row], tuple[Any, ...]]:
     Sorting by value fails: of (0.30000000000000004, 1) and (0.3, 2) the noise in the first column
     would decide, and differently on the other side.
     """
-    number, previous = 0, None  # 0.3, 0.30000000000000004 and 1: ranks 1, 1, 2
     rank: dict[tuple[str, Any], int] = {}
-    for kind, value in sorted({_key(value) for row in rows for value in row}):
-        number += not _same_cell(previous, value)
-        rank[kind, value], previous = number, value
+    last: Any = None
+    for key in sorted({_key(value) for row in rows for value in row}):
+        # 0.3, 0.30000000000000004 and 1: ranks 0, 0, 2
+        rank[key] = rank[last] if last and _same_cell(last[1], key[1]) else len(rank)
+        last = key
 
     def sort_key(row: Row) -> tuple[Any, ...]:
         keys = [_key(value) for value in row]
