@@ -261,6 +261,7 @@ def test_defaults_that_replace_others_are_named(tmp_path: Path) -> None:
         # A rank does not turn full fine-tuning into an adapter.
         ("stage: sft\nfinetuning_type: full\nlora_rank: 16", {"method": "full"}),
         ("lora_r: 8\nuse_peft: false", {"method": "full"}),
+        ("lora_rank: 8\nlora_enabled: false", {"method": "full"}),
         ("adapter:\nlora_r: 8", {"method": "full"}),
         ("load_in_4bit: true", {"method": "qlora"}),
         ("adapter: qlora", {"method": "qlora"}),
@@ -295,7 +296,7 @@ def test_a_value_that_no_manifest_may_have_is_reported(tmp_path: Path) -> None:
     lines = (
         "save_steps: 0.1", "bf16: full", "quantization_bit: 8", "val_set_size: auto",
         "modules_to_save: [norm]", "additional_target: 7", "lora_target: 7",
-        "target_modules: .*[qv]_proj$",
+        "target_modules: .*[qv]_proj$", "val_size: 1.0",
     )  # fmt: skip
     result = translate_text(tmp_path, "\n".join(["model_name: m", "warmup_steps: 0.1", *lines]))
     assert result.explained.keys() == {line.partition(":")[0] for line in lines}
