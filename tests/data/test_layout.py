@@ -5,17 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import pair
 
 from expertflow.core.errors import ConfigError, DataError
-from expertflow.data.layout import CHATML, read_layout
+from expertflow.data.layout import CHATML, chatml_layout, read_layout
 from expertflow.data.records import Body, Layout
 from expertflow.data.render import Renderer
 
 OWN = (
     "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
-    "{{ raise_exception('a role it does not know') }}{% endif %}<|u|>{{ m.content }}<|e|>"
-    "{% endfor %}"
+    "{{ raise_exception('a role it does not know') }}{% endif %}<|u|>{{ m.content }}"
+    "{% if m.role == 'assistant' %}<|e|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|u|>{% endif %}"
 )
 MARKS = ("<|e|>", "<|u|>")
@@ -72,7 +73,7 @@ def test_without_a_template_chatml_is_used_if_its_tokens_exist(tmp_path: Path) -
     for choice in ("auto", "chatml"):
         known = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
         found = layout(tmp_path, *known, choice=choice)
-        assert (found.chat_template, found.chat_template_origin) == (CHATML, "chatml")
+        assert found == replace(chatml_layout(), eos=None, added_tokens=("<think>",))
         assert (found.turn_end, found.text_end) == ("<|im_end|>", "<|endoftext|>")
     for others in (["</s>"], ["</s>", "<|im_start|>"]):
         other = layout(tmp_path, *others, eos_token={"content": "</s>"})
@@ -148,9 +149,9 @@ def test_tokens_that_strip_spaces_and_unlisted_ends_are_recognized(tmp_path: Pat
 
 
 def test_a_tokenizer_that_is_damaged_or_has_no_end_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no eos_token"):
+        read_layout(tmp_path, choice="auto", text_special_tokens="plain")
     for text, fault in (("{", "damaged"), ("[]", "is not a JSON object")):
         (tmp_path / "tokenizer.json").write_text(text)
         with pytest.raises(DataError, match=rf"tokenizer\.json: {fault}.*save the tokenizer again"):
             read_layout(tmp_path, choice="auto", text_special_tokens="plain")
-    with pytest.raises(DataError, match="has no eos_token"):
-        layout(tmp_path)
