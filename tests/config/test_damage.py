@@ -56,6 +56,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     progress = {"step": 2, OURS: hash_contents(STEP, TENSORS)}
     write(STEP / "progress.json", json.dumps(seal(progress)))
     write(STATE / "final" / "model.safetensors", "trained")
+    write(STATE / "expertflow-e" / "events.out.tfevents.1", "of TensorBoard")
     names = ["final/model.safetensors", "steps.jsonl"]
     write(STATE / "steps.jsonl", "steps")
     write_sealed(STATE / "outcome.json", {"files": hash_contents(STATE, names)})

@@ -174,14 +174,7 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"training": {"parallel": "fsdp", "optim": "adamw_8bit"}}, "states of optim adamw_8bit"),
         ({"evaluation": {"task": "exact_match", "seed": -1}}, "'evaluation.seed' is -1"),
         ({"training": {"lora_alpha": 8}}, "'training.lora_alpha'; it is called 'lora.alpha' here"),
-        (
-            {"training": {"deepspeed": "z.json"}},
-            "deepspeed'; training.parallel: fsdp shards layers",
-        ),
-        (
-            {"output_dir": "out"},
-            "unknown key 'output_dir'; results go to results/{expert}/; remove",
-        ),
+        ({"training": {"load_in_4bit": True}}, "load_in_4bit'; training.method: qlora; remove it"),
         # An old name counts only where the new one belongs.
         ({"decoding": {"lora_r": 4}}, "'decoding.lora_r'; known keys: stop"),
         ({"sources": [{**SOURCE, "prompt": "{q}"}]}, "'sources.0' has kind, name, path, prompt: "),

@@ -161,6 +161,8 @@ def test_a_silent_job_reports_its_activity(caplog: pytest.LogCaptureFixture) -> 
     caplog.set_level(logging.INFO)
     with break_silence(every_s=0.01):
         wait_for(lambda: [m for m in caplog.messages if m.startswith("still running, 0 s after")])
+        with cli.heavy_imports():
+            wait_for(lambda: "importing torch, 0 s after the start" in caplog.messages)
         with show_activity(lambda: "step 3/9"):
             wait_for(lambda: [m for m in caplog.messages if m.startswith("step 3/9, 0 s after")])
         progress = ProgressCounter("e/000", total=2000, unit="documents")
@@ -189,6 +191,7 @@ def main():
         os.environ.update(attempts.environment_of_attempt())
         os.execv(sys.executable, command)
     if action in ("train", "publish"):
+        assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1", "its log has no use for bars"
         attempts.note_state(Path("state").resolve(), is_done=action == "publish")
     if action == "miss":
         raise TransientError("not yet")

@@ -338,8 +338,11 @@ def test_the_global_batch_stays() -> None:
         assert option.micro_batch_size is not None
         assert 16 % (option.micro_batch_size * option.n_gpus) == 0
     assert named(made, "A100 80GB", 4).micro_batch_size in (1, 2, 4)
-    odd = compared(("A100 80GB", 4), batch_size=3, gradient_checkpointing=True)
-    assert "3 rows a step do not divide evenly" in named(odd, "A100 80GB", 4).remark
+    for rows, micro in ((3, 1), (10, 2)):
+        made = compared(("A100 80GB", 4), batch_size=rows, gradient_checkpointing=True)
+        odd = named(made, "A100 80GB", 4)
+        assert odd.micro_batch_size == micro
+        assert f"{rows} rows a step do not divide evenly" in odd.remark
 
 
 def test_sharding_is_tried_if_copies_do_not_fit() -> None:

@@ -229,4 +229,4 @@ def test_a_default_that_none_beats_stays_with_its_reason() -> None:
     made = tuned_plan(record(best=DEFAULT, gain=1.0, gain_low=None, gain_high=None))
     assert tuned.settings_of(made) == DEFAULT
     because = because_of(made)["attention"]
-    assert because.startswith("tuned: the default, which no trial beat by 2 %, of 2 on")
+    assert because.startswith("tuned: the default, which no trial measurably beat by 2 %, of 2 on")

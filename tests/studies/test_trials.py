@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ import torch
 from msgspec.structs import replace
 
 from expertflow.core.errors import HardwareError, Interrupted, TrainingError
+from expertflow.core.progress import break_silence
 from expertflow.core.records import read_record, to_json
 from expertflow.hardware import gpu_table
 from expertflow.plan.records import Calibration, TrainPlan
@@ -236,8 +238,13 @@ def measured(folder: Path, scratch: Path, **changes: Any) -> VariantRecord:
     return record
 
 
-def test_variants_are_timed_against_the_plan(tiny: Path, tmp_path: Path) -> None:
-    loose = measured(tiny, tmp_path, rows="unpacked")
+def test_variants_are_timed_against_the_plan(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with break_silence(every_s=0.01):
+        loose = measured(tiny, tmp_path, rows="unpacked")
+    assert "pair 1 of 3, " in caplog.text and "pair 3 of 3, " in caplog.text
     assert loose.outcome == "measured" and loose.is_sane
     assert len(loose.timings) == len(loose.plan_timings) == 3
     # The same documents in as many steps have nearly as many tokens; padding differs.
@@ -272,12 +279,8 @@ def test_a_plan_that_fails_is_not_run_again(
 def test_a_signal_stops_it_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
     spec = spec_of(rows="unpacked", n_timed_steps=10**6, max_timed_s=1e6)
     scratch, output = tmp_path / "scratch", tmp_path / "v.json"
-    words = [
-        "--spec",
-        json.dumps(to_json(spec)),
-        *support.tiny_inputs(tiny, "plan", "packing", "model"),
-    ]
-    words += ["--scratch", scratch, "--output", output]
+    inputs = support.tiny_inputs(tiny, "plan", "packing", "model")
+    words = ["--spec", json.dumps(to_json(spec)), *inputs, "--scratch", scratch, "--output", output]
     process = subprocess.Popen(
         [sys.executable, support.SCRIPTS / "ablate_variant.py", *map(str, words)],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -347,7 +350,6 @@ def test_the_parts_of_a_short_run_add_up_to_it(base: TrainPlan) -> None:
         time=SimpleNamespace(wall_s=3.0 + 4.0 + seconds.sum() + 2 * 0.5 + 0.25),
         save_points=(SavePoint(step=8, elapsed_s=13.0, save_s=0.25),),
         eval_points=(EvalPoint(step=8, loss=1.0, n_target_tokens=1, eval_s=0.5),) * 2,
-        peak_memory_reserved_bytes=None,
     )
     steps: list[Any] = [
         SimpleNamespace(step_s=s, elapsed_s=5.0 + end, n_tokens=100)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import math
 import multiprocessing
 import sys
@@ -23,6 +24,7 @@ from tiny_run import assembled, made, train
 
 from expertflow.core.attempts import process_age_s
 from expertflow.core.errors import TrainingError
+from expertflow.core.progress import break_silence
 from expertflow.core.records import read_record
 from expertflow.hardware.records import MonitorRecord
 from expertflow.plan.records import TrainPlan
@@ -243,9 +245,12 @@ def test_a_damaged_checkpoint_is_not_a_candidate(
 
     monkeypatch.setattr(publish, "_others", spoil)
     inputs = made(tmp_path, n_steps=15, save_total_limit=9)
-    outcome = train(inputs)
+    caplog.set_level(logging.INFO)
+    with break_silence(every_s=0.01):
+        outcome = train(inputs)
     assert [c.step for c in outcome.candidates] == [10, 15]
     assert "step-00000005 is not a candidate: weights.safetensors does not match" in caplog.text
+    assert {"loading tiny", "loading tiny, 0 s after the start"} <= {*caplog.messages}
 
 
 def test_a_damaged_outcome_has_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -296,10 +301,12 @@ def test_wandb_gets_the_settings_and_the_log(
     assert (settings["n_steps"], settings["method"]) == (20, "lora")
     (steps,) = tmp_path.glob("state/steps.jsonl")
     losses = {line["step"]: line["loss"] for line in map(json.loads, steps.open())}
-    lines = [(call.kwargs["step"], call.args[0]) for call in run.log.call_args_list]
+    start, *lines, end = [(call.kwargs["step"], call.args[0]) for call in run.log.call_args_list]
     assert [step for step, _ in lines] == [5, 10, 15, 20]
     assert all(values["loss"] == losses[step] for step, values in lines)
     assert lines[0][1].keys() == {"loss", "learning_rate", "tokens_per_s", "remaining_s"}
+    # An evaluation's own line, of steps that never decrease, as wandb requires.
+    assert (start[0], end[0]) == (0, 20) and start[1]["held_out_loss"] > end[1]["held_out_loss"]
 
 
 def test_without_a_login_a_run_ends_with_what_to_do(

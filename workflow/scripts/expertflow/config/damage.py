@@ -46,7 +46,7 @@ UNNAMED = (
     "state/.guard/*", "state/*/lock", "state/*/*/lock", "state/*/*/memory.json",
     "state/*/*/diverged.txt", "state/*/*/*.jsonl", "state/*/*/monitor.json",
     "state/*/*/preflight.json", "state/*/*/profile/*", "state/*/*/final/*",
-    "state/*/*/tensorboard/*",
+    "state/*/*/expertflow-*/*",
 )  # fmt: skip
 
 

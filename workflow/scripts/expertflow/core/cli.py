@@ -29,7 +29,7 @@ from expertflow.core.errors import (
     format_error,
 )
 from expertflow.core.format import show_hidden
-from expertflow.core.progress import break_silence
+from expertflow.core.progress import break_silence, show_activity
 from expertflow.core.records import from_json, read_record, write_record
 from expertflow.core.sidecars import check_inputs, check_unmoved, write_sidecar
 
@@ -165,7 +165,8 @@ def heavy_imports() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
     try:
-        yield
+        with show_activity(lambda: "importing torch"):
+            yield
     finally:
         # Imported objects stay alive, so later collections can skip them, too.
         gc.freeze()
@@ -186,6 +187,9 @@ def run(
         # starts.
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     logging.basicConfig(level=logging.INFO, handlers=[printable_handler()])
+    if LOG in os.environ:
+        # In a log, what is left of a bar would hide the last line.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # Only jobs have a log that anyone follows.
     with break_silence() if LOG in os.environ else nullcontext(), record_attempt():
         _run(main, interrupted)

@@ -258,7 +258,7 @@ class Training(Record, frozen=True, kw_only=True):
     ] = 0.0
     logging_steps: Annotated[int, Reported("Steps between log lines.", LOG, ge=1, neutral=1)] = 10
     report_to: Annotated[
-        Tracker, Setting("Where loss, rate and speed go besides steps.jsonl.", NOTHING)
+        Tracker, Setting("Where losses, rate and speed go besides steps.jsonl.", NOTHING)
     ] = "none"
     world_size: Annotated[
         int, Reported("Processes that train together, one per GPU.", PROCESSES, ge=1)

@@ -231,7 +231,7 @@ def _because(record: TuningRecord, found: TunedSettings, default: TunedSettings)
     if found == default == record.best and record.gain is None:
         place = "the default, because too few pairs with a faster trial were timed to be certain,"
     elif found == default:
-        place = "the default, which no trial beat by 2 %,"
+        place = "the default, which no trial measurably beat by 2 %,"
     # The other outcomes have no time to compare.
     n_tried = sum(trial.outcome in ("measured", "given up") for trial in record.trials)
     words = f"{place} of {n_tried} on {record.gpu_name or record.hardware}"

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import TrainingError
 from expertflow.core.files import sha256_file
+from expertflow.core.progress import show_activity
 from expertflow.core.records import fill_record, read_part, read_record
 from expertflow.hardware.probe import probe_machine
 from expertflow.plan.records import ModelFacts, TrainPlan
@@ -69,7 +70,8 @@ def _speed(job: VariantJob, base: TrainPlan, blank: VariantRecord) -> VariantRec
         # The variant runs first in the first pair: if it fails, no run of the plan is wasted.
         got = {}
         for trial in (own, plain) if i % 2 == 0 else (plain, own):
-            result = _run(runner, trial, is_plan=trial is plain)
+            with show_activity(lambda: f"pair {len(pairs) + 1} of {spec.n_repeats}"):
+                result = _run(runner, trial, is_plan=trial is plain)
             if result.outcome != "measured":
                 return _failed(blank, result, *zip(*pairs, strict=True))
             got[trial is plain] = result  # {False: the variant's, True: the plan's}

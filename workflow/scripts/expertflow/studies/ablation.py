@@ -130,11 +130,8 @@ def _usd(tokens_per_s: float | None, price: float | None) -> float | None:
 
 
 def _versions(records: Sequence[VariantRecord]) -> dict[str, str]:
-    names = sorted({name for record in records for name in record.versions})
-    return {
-        name: ", ".join(dict.fromkeys(r.versions[name] for r in records if name in r.versions))
-        for name in names
-    }
+    found = {name: [r.versions[name] for r in records] for name in sorted(records[0].versions)}
+    return {name: ", ".join(dict.fromkeys(versions)) for name, versions in found.items()}
 
 
 def _unavailable(plan: TrainPlan, speed: float | None, price: float | None) -> dict[str, str]:

@@ -31,9 +31,6 @@ from expertflow.train.records import ModelRecord, StepRecord, TrainingRecord
 N_WARMUP, N_TIMED = 10, 30
 # If this many epochs fit into the timed steps, epochs are timed: their last steps are shorter.
 EPOCHS_TIMED = 4
-# A time-triggered save among the timed steps would be counted twice.
-NEVER_MINUTES = 1e9
-STUDY = {"study": "calibration", "verb": "calibrate"}
 
 
 def calibrate(job: CalibrationJob) -> Calibration | None:
@@ -50,7 +47,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
     gpu = plan.gpu
     if gpu is not None and RANK not in os.environ:
         for name in card_names()[: plan.world_size]:
-            check_card(gpu, name, **STUDY)
+            check_card(gpu, name, "calibration")
     with scratch_folder(job.scratch):
         short, n_warmup = shorten_plan(plan)
         training = fill_record(
@@ -79,7 +76,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
         lines = read_json_lines(job.scratch / "steps.jsonl")
         if gpu is not None:
             # The run's monitor may know a name that the driver could not report before.
-            check_card(gpu, record.gpu_name, **STUDY)
+            check_card(gpu, record.gpu_name, "calibration")
         return take_times(
             plan,
             record,
@@ -104,7 +101,8 @@ def shorten_plan(plan: TrainPlan) -> tuple[TrainPlan, int]:
         n_warmup_steps=rate_warmup,
         n_decay_steps=min(plan.n_decay_steps, n_steps - rate_warmup),
         save_steps=n_steps,
-        save_every_minutes=NEVER_MINUTES,
+        # A time-triggered save among the timed steps would be counted twice.
+        save_every_minutes=1e9,
         save_total_limit=1,
         eval_steps=n_steps,
         load_best_model_at_end=False,

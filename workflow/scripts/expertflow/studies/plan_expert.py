@@ -16,8 +16,6 @@ from expertflow.plan.tuned import Tuning, TuningRecord
 from expertflow.tokens.records import PackingRecord
 
 log = logging.getLogger(__name__)
-# Default time limit of a search for the fastest settings.
-MAX_TUNING_S = 180.0
 
 
 class PlanInputs(Record, frozen=True, kw_only=True):
@@ -39,7 +37,7 @@ class CalibrationJob(StudyJob, frozen=True, kw_only=True):
 
 class TuneJob(StudyJob, frozen=True, kw_only=True):
     cache: Path
-    max_seconds: float = MAX_TUNING_S
+    max_seconds: float = 180.0
 
 
 class PlanJob(PlanInputs, frozen=True, kw_only=True):
@@ -89,12 +87,12 @@ def card_names() -> list[str | None]:
     return [card["name"] for card in probe_machine()["gpus"]]
 
 
-def check_card(gpu: GpuFacts, name: str | None, *, study: str, verb: str) -> None:
+def check_card(gpu: GpuFacts, name: str | None, study: str) -> None:
     """Raise HardwareError if a card is not the planned one; an unnamed card passes."""
     if name not in (None, gpu.name, *gpu.driver_names):
         raise HardwareError(
             f"{study}: the plan is for {gpu.name}, but this machine has {name}; set hardware to"
-            f" auto, or {verb} on a machine with {gpu.name}"
+            f" auto, or run it on a machine with {gpu.name}"
         )
 
 

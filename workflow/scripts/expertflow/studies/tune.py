@@ -194,7 +194,7 @@ def _check(plan: TrainPlan) -> None:
         )
     if plan.gpu is not None:
         name = next(iter(card_names()), "none")
-        check_card(plan.gpu, name, study="tuning", verb="tune")
+        check_card(plan.gpu, name, "tuning")
 
 
 def _judge(

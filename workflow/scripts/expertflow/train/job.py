@@ -24,6 +24,7 @@ from expertflow.core.attempts import note_state, process_age_s
 from expertflow.core.errors import DataError, TrainingError
 from expertflow.core.files import remove, sha256_json, write_text
 from expertflow.core.process import end_with_parent, stop_group
+from expertflow.core.progress import show_activity
 from expertflow.core.records import Record, read_record, to_json, write_record, write_sealed
 from expertflow.core.settings import list_settings, name_of
 from expertflow.hardware.monitor import write_missing_record
@@ -268,11 +269,14 @@ def train_expert(inputs: TrainInputs, processes: Processes) -> RunSummary:
 def _attempt(inputs: TrainInputs, processes: Processes, stop: Callable[[], bool]) -> RunSummary:
     state = inputs.state
     with Saver(state, keep=inputs.plan.save_total_limit) as saver:
-        newest = checkpoint.agree_on(checkpoint_files.newest_checkpoint(state), state, processes)
-        run = assemble_run(inputs, processes=processes, saver=saver, stop=stop, directory=newest)
-        # Steps logged after the checkpoint are repeated, and would appear twice.
-        truncate_log(run)
-        try_batches(run)
+        last = checkpoint.agree_on(checkpoint_files.newest_checkpoint(state), state, processes)
+        what = f"loading{' and compiling' * inputs.plan.torch_compile} {inputs.model.name}"
+        log.info("%s", what)
+        with show_activity(lambda: what):
+            run = assemble_run(inputs, processes=processes, saver=saver, stop=stop, directory=last)
+            # Steps logged after the checkpoint are repeated, and would appear twice.
+            truncate_log(run)
+            try_batches(run)
         loop.train(run)
         return publish.finish_run(run)
 

@@ -105,6 +105,7 @@ def evaluate_held_out(run: TrainingRun) -> bool:
     point = EvalPoint(step=progress.step, loss=loss, n_target_tokens=n_targets, eval_s=seconds)
     progress.eval_points += (point,)
     log.info("held-out loss %.4f after step %d", loss, progress.step)
+    processes.accelerator.log({"held_out_loss": loss}, step=progress.step)
     if out_of_patience(progress.eval_points, plan.patience, plan.min_delta) and not run.is_over:
         progress.stopped_early_at_step = progress.step
         log.info(
@@ -285,8 +286,7 @@ def _report_progress(run: TrainingRun, records: list[StepRecord]) -> None:
     if (price := plan.cost.price_usd_per_hour) is not None:
         values["usd_so_far"] = run.clock.wall_s / 3600 * price
         line += f" ${values['usd_so_far']:.2f} so far"
-    if plan.report_to != "none":
-        run.processes.accelerator.log(values, step=last.step)
+    run.processes.accelerator.log(values, step=last.step)
     if run.bar is not None:
         run.bar.update(last.step - run.bar.n)
         run.bar.set_postfix_str(line)

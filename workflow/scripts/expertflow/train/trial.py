@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from expertflow.core.errors import Interrupted
 from expertflow.core.files import remove
-from expertflow.core.records import Record, read_record
+from expertflow.core.records import Record, fill_record, read_record
 from expertflow.plan.records import TrainPlan
 from expertflow.train import loop, memory, processes, start, step_hooks
 from expertflow.train.device import configure_allocator
@@ -93,10 +93,8 @@ def _assembled(trial: Trial, plan: TrainPlan) -> Iterator[TrainingRun]:
         try:
             remove(state)
             state.mkdir(parents=True)
-            model, documents = read_record(ModelRecord, trial.model), trial.documents
-            inputs = TrainInputs(
-                plan=plan, model=model, rows=trial.rows, state=state, documents=documents
-            )
+            model = read_record(ModelRecord, trial.model)
+            inputs = fill_record(TrainInputs, trial, plan=plan, model=model, state=state)
             with Saver(state, keep=1) as saver:
                 group = processes.start_processes(plan)
                 yield start.assemble_run(

@@ -251,9 +251,7 @@ class HubDataset(DataSource):
 
 def _set_up_libraries() -> None:
     import datasets
-    import huggingface_hub.utils
 
-    huggingface_hub.utils.disable_progress_bars()
     datasets.disable_progress_bars()
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     for name in ("huggingface_hub", "datasets"):
