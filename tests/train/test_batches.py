@@ -125,6 +125,9 @@ def test_rows_of_one_document_are_cut_to_the_longest_of_their_batch() -> None:
 def test_memory_read_by_a_card_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses mocks, as there is no card here."""
     asked, empty = [], torch.empty
+    batch = Collator(made_up_rows(2, LENGTH)).batch(np.array([1]))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)
+    assert batch.pin_memory().labels_BL.tolist() == (batch.labels_BL + 1).tolist()
 
     def taken(n: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
         asked.append(pin_memory)
