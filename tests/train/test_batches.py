@@ -153,6 +153,9 @@ def test_one_process_sees_the_seeded_permutation_of_each_epoch() -> None:
         assert steps == [expected[:4], expected[4:8], expected[8:]]
         digest = sha256(np.array(steps[0], "<i8").tobytes()).hexdigest()
         assert order.sha256_of_step(3 * epoch) == digest
+    # The loader may be one epoch ahead; neither order is made again.
+    trained, _ = order.rows_of_epoch(1), order.rows_of_epoch(2)
+    assert order.rows_of_epoch(1) is trained
 
 
 def test_grouped_rows_are_sorted_within_50_batches_that_are_then_shuffled() -> None:
