@@ -41,7 +41,9 @@ def failing(error: Exception) -> Callable[[], None]:
     return main
 
 
-def test_a_users_error_is_one_line_and_a_bug_keeps_its_traceback() -> None:
+def test_a_users_error_is_one_line_and_a_bug_keeps_its_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit, match=r"^error: a b$"):
         cli.run(failing(DataError("a\n  b")))
     full = OSError(errno.ENOSPC, "No space left on device", "results/x.arrow")
@@ -50,6 +52,11 @@ def test_a_users_error_is_one_line_and_a_bug_keeps_its_traceback() -> None:
         cli.run(failing(full))
     with pytest.raises(ZeroDivisionError):
         cli.run(failing(ZeroDivisionError()))
+    # A card's error has both, and a number as its code, since a later attempt may succeed.
+    with pytest.raises(SystemExit, match=r"^1$"):
+        cli.run(failing(type("AcceleratorError", (RuntimeError,), {})("CUDA error: ECC\nx")))
+    first, *_, last = capfd.readouterr().err.splitlines()
+    assert first.startswith("Traceback") and last.startswith("error: a card failed (CUDA error: E")
 
 
 class Heat(Record, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from support import LORA, plan_spec
 from expertflow.core.errors import ConfigError
 from expertflow.core.format import GIB
 from expertflow.core.settings import name_of
+from expertflow.hardware.gpu_table import describe_unlisted
 from expertflow.plan.records import TrainPlan
 from expertflow.plan.settings import Training
 from expertflow.plan.switches import (
@@ -20,6 +21,7 @@ from expertflow.plan.switches import (
     choose_loader,
     choose_precision,
     choose_steps,
+    choose_tf32,
     choose_warmup,
 )
 
@@ -162,6 +164,7 @@ def test_bf16_weights_are_fully_trained_if_the_card_has_bf16() -> None:
     assert choose_precision(spec, None)[0] == choose_precision(spec, card("H100 SXM"))[0] == "bf16"
     with pytest.raises(ConfigError, match=r"pure_bf16: RTX 2060 does not support bf16; set it to"):
         choose_precision(spec, card("RTX 2060"))
+    assert choose_tf32(spec, describe_unlisted("RTX A6000", compute_capability="8.6"))[0]
     for changes in ({"method": "lora", "lora": LORA}, {"bf16": False}):
         with pytest.raises(ConfigError, match=r"pure_bf16 (is|needs) .*; set"):
             check_settings(plan_spec(pure_bf16=True, **changes), name=str)

@@ -343,7 +343,9 @@ def test_adapters_reload(load: Load, rows: PackedRows, run: TrainInputs, tmp_pat
     load_trainable_state(fresh, load_file(tmp_path / "weights.safetensors"))
     assert held_out_loss(fresh, rows) == expected
     net.save_pretrained(tmp_path / "checkpoint")
-    scored = loading.load_for_scoring(tmp_path / "checkpoint", model=run.model, plan=run.plan)
+    scored = loading.load_for_scoring(
+        tmp_path / "checkpoint", model=run.model, plan=run.plan, fallbacks=()
+    )
     assert held_out_loss(scored, rows) == expected
 
 
@@ -352,7 +354,7 @@ def test_the_base_is_scored_in_4_bits_too(load: Load, rows: PackedRows, run: Tra
     untrained = held_out_loss(load(), rows)
     for method in ("qlora", "lora"):
         plan = replace(run.plan, method=method)
-        before = loading.load_for_scoring(None, model=run.model, plan=plan)
+        before = loading.load_for_scoring(None, model=run.model, plan=plan, fallbacks=())
         assert (held_out_loss(before, rows) == untrained) is (method == "qlora")
 
 

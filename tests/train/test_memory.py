@@ -15,10 +15,11 @@ from tiny_run import assembled, made, train
 from expertflow.core.attempts import process_age_s
 from expertflow.core.errors import TrainingError, TransientError
 from expertflow.plan.records import TrainPlan
-from expertflow.train import memory, start
-from expertflow.train.feed.loader import Feed
+from expertflow.train import loop, memory, start
+from expertflow.train.feed.loader import Feed, load_batches
 from expertflow.train.memory import OutOfMemory, describe_shortage
 from expertflow.train.model.packed import PackedLoss
+from expertflow.train.model.weights import list_trained_parameters
 from expertflow.train.run import TrainInputs
 from expertflow.train.saved import checkpoint, checkpoint_files
 
@@ -128,6 +129,30 @@ def test_a_save_that_runs_out_of_memory_is_not_tried_with_a_smaller_micro_batch(
     with pytest.raises(TrainingError, match=r"to save step 4; use .*larger card") as caught:
         train(inputs)
     assert not isinstance(caught.value, OutOfMemory) and not memory.read_retries(inputs.state)
+
+
+def test_a_model_too_large_for_the_card_has_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        # Raised outside torch's allocator.
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(start, "load_for_training", load)
+    with pytest.raises(TrainingError, match=r"alone does not fit .* larger card"):
+        train(small(tmp_path))
+
+
+def test_gradients_that_cuda_graphs_would_overwrite_stay_in_place(tmp_path: Path) -> None:
+    with assembled(small(tmp_path, torch_compile_mode="reduce-overhead")) as run:
+        run.loss.train()
+        start.try_batches(run)
+        places = [p.grad.data_ptr() for p in list_trained_parameters(run.net).values()]
+        with load_batches(run.feed, 0, plan=run.plan, device=run.device) as batches:
+            assert loop.train_step(run, batches).grad_norm > 0
+        gradients = [p.grad for p in list_trained_parameters(run.net).values()]
+        assert [g.data_ptr() for g in gradients] == places
+        assert not any(g.any() for g in gradients)
 
 
 def test_a_retry_of_other_cards_makes_no_micro_batch_larger(

@@ -48,7 +48,7 @@ def test_a_card_without_bf16_is_rejected(plan: TrainPlan, monkeypatch: pytest.Mo
     assert module._check_gpu(replace(plan, precision="fp16"), H100) == "Tesla T4"
 
 
-def test_a_card_in_use_is_rejected(
+def test_a_card_in_use_or_without_kernels_is_rejected(
     plan: TrainPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card(monkeypatch)
@@ -61,6 +61,15 @@ def test_a_card_in_use_is_rejected(
     # No micro-batch is below one row.
     with pytest.raises(HardwareError, match=r"or set training\.gradient_checkpointing to true$"):
         run_preflight(replace(wanted, batch_size=1), tmp_path / "state")
+
+    def compute(*_: Any, device: str) -> None:
+        raise torch.AcceleratorError(f"{device.upper()} error: no kernel image is available")
+
+    monkeypatch.setattr(module, "least_free_gpu_memory", lambda n_gpus: (10**12, "free"))
+    monkeypatch.setattr(module.torch.cuda, "get_device_capability", lambda: (7, 0))
+    monkeypatch.setattr(module.torch, "ones", compute)
+    with pytest.raises(HardwareError, match=r"SXM \(CUDA error: no kernel .* capability 7\.0,"):
+        run_preflight(wanted, tmp_path / "state")
 
 
 def test_a_run_waits_for_memory_of_dying_processes(

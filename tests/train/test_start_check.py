@@ -23,6 +23,7 @@ from expertflow.train import job, loop, start
 from expertflow.train.feed.batches import Batch, Collator
 from expertflow.train.model import attention, loss, start_check
 from expertflow.train.model.compiled import compile_layers
+from expertflow.train.model.load import load_for_scoring
 from expertflow.train.model.loss import loss_and_gradient
 from expertflow.train.model.packed import PackedLoss
 from expertflow.train.model.start_check import Route
@@ -210,6 +211,8 @@ def test_a_run_records_fallbacks_and_resumes_on_the_same_route(
         ("attention", "sdpa", 0), ("loss", "plain", 0)
     ]  # fmt: skip
     assert found.resumed_at_steps and "loss plain" in " ".join(found.activated)
+    told = {"model": inputs.model, "plan": inputs.plan, "fallbacks": found.fallbacks}
+    assert load_for_scoring(None, **told).config._attn_implementation == "sdpa"
 
 
 def test_the_longest_rows_run_uncompiled_where_they_do_not_compile(

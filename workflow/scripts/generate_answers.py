@@ -38,6 +38,7 @@ def main(job: GenerationJob) -> GenerationRecord:
         from expertflow.evaluate.ask_models import GenerationInputs, ask_models
         from expertflow.train.model.load import load_for_scoring
 
+    load = partial(load_for_scoring, model=model, plan=plan, fallbacks=job.training.fallbacks)
     # Weights are read several times, and the machine that trained has a local copy.
     with open_staged(job.staging, weights_sha256=model.weights_sha256, with_rows=False) as places:
         inputs = fill_record(
@@ -45,7 +46,7 @@ def main(job: GenerationJob) -> GenerationRecord:
             job,
             tokenizer=Path(model.path),
             layout=model.tokenizer.layout,
-            load=partial(load_for_scoring, model=model, plan=plan, weights=places.weights),
+            load=partial(load, weights=places.weights),
         )
         return ask_models(inputs)
 

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -27,11 +28,15 @@ from expertflow.core.errors import (
     Interrupted,
     TransientError,
     format_error,
+    single_line,
 )
 from expertflow.core.format import show_hidden
 from expertflow.core.progress import break_silence, show_activity
 from expertflow.core.records import from_json, read_record, write_record
 from expertflow.core.sidecars import check_inputs, check_unmoved, write_sidecar
+
+# Torch's errors of CUDA and NCCL, by name since most scripts never import it.
+CARD_ERRORS = ("AcceleratorError", "DistBackendError", "OutOfMemoryError")
 
 
 def run_stage(
@@ -224,6 +229,16 @@ def _run(main: Callable[[], None], interrupted: str) -> NoReturn:
     except ExpertflowError as error:
         # Text, not a number, marks an error that a later attempt of the job would hit, too.
         sys.exit(format_error(error))
+    except RuntimeError as error:
+        if type(error).__name__ not in CARD_ERRORS:
+            raise
+        traceback.print_exc()
+        print(
+            f"error: a card failed ({single_line(error, 120)}); see nvidia-smi for other processes"
+            " on it and dmesg for Xid errors, and run again or use another card",
+            file=sys.stderr,
+        )
+        sys.exit(1)
     except OSError as error:
         if (line := describe_os_error(error)) is None:
             raise

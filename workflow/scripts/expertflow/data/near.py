@@ -69,14 +69,12 @@ def choose_bands(spec: NearSpec) -> tuple[int, int]:
     """Return the number of bands and of values per band."""
     n = spec.n_permutations
     # Widest band first: it has the fewest chance matches.
-    bands = ((n // n_values, n_values) for n_values in range(n, 1, -1))
-    found = (pair for pair in bands if chance_of_match(spec.threshold, *pair) >= RECALL)
-    return next(found, (n, 1))
-
-
-def chance_of_match(similarity: float, n_bands: int, n_values: int) -> float:
-    """Return the chance that two documents have an equal band."""
-    return 1 - (1 - similarity**n_values) ** n_bands
+    for n_values in range(n, 1, -1):
+        n_bands = n // n_values
+        # The chance that two documents have an equal band.
+        if 1 - (1 - spec.threshold**n_values) ** n_bands >= RECALL:
+            return n_bands, n_values
+    return n, 1
 
 
 class NearIndex:

@@ -19,6 +19,8 @@ FIGURES: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 NOT_LISTED = "not in config/hardware/gpus.yaml: peaks unknown"
 BY_DRIVER = "this machine's driver"
+# Lowest compute capability with bf16, TF32 and torch's variable-length attention kernel.
+AMPERE = 8.0
 
 
 def find_row(name: str, table: Sequence[CardRow]) -> CardRow | None:
@@ -28,6 +30,13 @@ def find_row(name: str, table: Sequence[CardRow]) -> CardRow | None:
 def gpu_by_name(name: str, table: Sequence[CardRow]) -> GpuFacts | None:
     row = find_row(name, table)
     return None if row is None else gpu_from_row(row)
+
+
+def is_ampere(gpu: GpuFacts) -> bool:
+    """Return whether a card is Ampere or newer; only an own row may lack the capability."""
+    if gpu.compute_capability is None:
+        return gpu.peak_bf16_flops_per_s is not None or gpu.peak_fp16_flops_per_s is None
+    return float(gpu.compute_capability) >= AMPERE
 
 
 def gpu_from_row(row: CardRow) -> GpuFacts:

@@ -93,11 +93,6 @@ def _temperature_limits(handle: Any) -> dict[str, float] | None:
     return {name: limit for name, limit in found.items() if limit} or None
 
 
-def _compute_capability(handle: Any) -> str:
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return f"{major}.{minor}"
-
-
 # Figure: the driver query for a card.
 QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "gpu_name": lambda card: str(pynvml.nvmlDeviceGetName(card)),
@@ -107,7 +102,9 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "memory_free_bytes": lambda card: int(pynvml.nvmlDeviceGetMemoryInfo(card).free),
     # By all processes and the driver.
     "memory_used_bytes": lambda card: int(pynvml.nvmlDeviceGetMemoryInfo(card).used),
-    "compute_capability": _compute_capability,
+    "compute_capability": lambda card: "{}.{}".format(
+        *pynvml.nvmlDeviceGetCudaComputeCapability(card)
+    ),
     # The share of the last 1/6 to 1 s in which any kernel was running.
     "any_kernel_percent": lambda card: float(pynvml.nvmlDeviceGetUtilizationRates(card).gpu),
     "temperature_c": lambda card: float(

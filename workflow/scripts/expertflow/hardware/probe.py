@@ -18,13 +18,11 @@ import psutil
 from expertflow.core.errors import HardwareError
 from expertflow.core.format import gb
 from expertflow.hardware.disk import describe_places, list_candidates
-from expertflow.hardware.gpu_table import CardRow, describe_unlisted, find_row, gpu_by_name
+from expertflow.hardware.gpu_table import AMPERE, CardRow, describe_unlisted, find_row, gpu_by_name
 from expertflow.hardware.nvml import HIDDEN, NO_DRIVER, Device, open_gpus
 from expertflow.hardware.records import GpuFacts
 
 log = logging.getLogger(__name__)
-# Tensor cores support bf16 and TF32 from this compute capability (CUDA documentation).
-AMPERE = 8.0
 ROOT = Path("/")
 WHY_NULL = {
     "cpu_model": "the system does not report it",

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from expertflow.core.errors import ConfigError, HardwareError
-from expertflow.hardware.gpu_table import gpu_by_name
+from expertflow.hardware.gpu_table import gpu_by_name, is_ampere
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import Band, Price, predict_hours, price_of, price_of_plan
 from expertflow.plan.draft import PlanDraft
@@ -14,9 +14,6 @@ from expertflow.plan.records import HardwareOption, TrainPlan
 from expertflow.plan.step_time import bound_words
 from expertflow.plan.switches import choose_parallel
 from expertflow.train.optimizers import OPTIMIZERS
-
-# Lowest compute capability that runs the variable-length attention kernel (Ampere).
-KERNEL_MAJOR = 8
 
 
 def compare_options(draft: PlanDraft, plan: TrainPlan) -> tuple[HardwareOption, ...]:
@@ -113,9 +110,8 @@ def _lay_out(
     hours, step, unknown = predict_hours(other, there)
     price = price_of(spec, other.gpu, n_gpus)
     # Only one of the two cards has the attention kernel that was traced.
-    is_odd_trace = bool(other.trace and other.trace.lines) and (
-        _has_kernel(plan.gpu) != _has_kernel(other.gpu)
-    )
+    kinds = {is_ampere(card) for card in (plan.gpu, other.gpu) if card}
+    is_odd_trace = bool(other.trace and other.trace.lines) and len(kinds) > 1
     remarks = {
         "parallel fsdp": spec.parallel != draft.spec.parallel,
         "checkpointing": checkpoint,
@@ -145,11 +141,6 @@ def _priced(hours: Band, price: Price) -> dict[str, Any]:
 
 def _join(remarks: dict[str, bool]) -> str:
     return "; ".join(remark for remark, applies in remarks.items() if applies)
-
-
-def _has_kernel(gpu: GpuFacts | None) -> bool:
-    capability = gpu.compute_capability if gpu else None
-    return capability is None or int(capability.partition(".")[0]) >= KERNEL_MAJOR
 
 
 def _sharing(n_gpus: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from expertflow.core.errors import ConfigError, raise_faults
 from expertflow.core.settings import name_of
+from expertflow.hardware.gpu_table import is_ampere
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.records import Attention, PlanSpec, Precision
 from expertflow.plan.settings import Loader, LoraSpec, Training
@@ -85,14 +86,13 @@ def choose_precision(
 
     A CPU trains in half precision only ``by_hand``, or if the weights are in bf16.
     """
-    has_fp16_only = gpu and gpu.peak_bf16_flops_per_s is None and gpu.peak_fp16_flops_per_s
-    if spec.pure_bf16 and gpu and has_fp16_only:
+    if spec.pure_bf16 and gpu and not is_ampere(gpu):
         raise ConfigError(f"training.pure_bf16: {gpu.name} does not support bf16; set it to false")
     if spec.pure_bf16:
         return "bf16", f"{spec.cite_setting(Training.pure_bf16)}: weights and gradients too"
     if gpu is None and not by_hand:
         return "fp32", "the CPU trains in full precision"
-    if spec.bf16 and gpu and has_fp16_only:
+    if spec.bf16 and gpu and not is_ampere(gpu):
         return "fp16", f"{gpu.name} does not support bf16; fp16 with a scaler"
     if spec.bf16:
         return "bf16", spec.cite_setting(Training.bf16)
@@ -104,7 +104,7 @@ def choose_precision(
 def choose_tf32(spec: PlanSpec, gpu: GpuFacts | None) -> tuple[bool, str]:
     if gpu is None:
         return False, "TF32 is a mode of CUDA cards, but this plan trains on a CPU"
-    if gpu.peak_tf32_flops_per_s is None:
+    if not is_ampere(gpu):
         return False, f"{gpu.name} lacks TF32 (compute capability {gpu.compute_capability})"
     return spec.use_tf32, spec.cite_setting(Training.use_tf32)
 

@@ -5,7 +5,6 @@ import math
 from msgspec.structs import replace
 
 from expertflow.core.records import Record
-from expertflow.hardware.records import GpuFacts
 from expertflow.plan.cost import round_up_hours
 from expertflow.plan.records import TrainPlan
 from expertflow.report.inputs import ReportInputs
@@ -37,11 +36,6 @@ def per_stepping_s(training: TrainingRecord, n: int) -> Measured[float]:
     return n / seconds if seconds > 0 else Missing("no training step took measurable time")
 
 
-def facts_of_card(plan: TrainPlan, training: TrainingRecord) -> GpuFacts | None:
-    """Return the planned card if it did all of the work."""
-    return None if training.gpu_name is None or _other_cards(plan, training) else plan.gpu
-
-
 def _other_cards(plan: TrainPlan, training: TrainingRecord) -> str:
     """Return the cards of all sessions that are not the planned one."""
     planned = () if plan.gpu is None else (plan.gpu.name, *plan.gpu.driver_names)
@@ -67,10 +61,9 @@ def _peak_of_table(plan: TrainPlan, training: TrainingRecord) -> Measured[Peak]:
         return Missing("the driver did not report the card's name")
     if plan.gpu is None:
         return Missing(f"no source gives the peak FLOP/s of {training.gpu_name}")
-    card = facts_of_card(plan, training)
-    if card is None:
-        others = _other_cards(plan, training)
-        return Missing(f"planned for {plan.gpu.name}, but {others} did the work")
+    card, others = plan.gpu, _other_cards(plan, training)
+    if others:
+        return Missing(f"planned for {card.name}, but {others} did the work")
     # fp32 matmuls run as TF32 if the plan allows it; no table has the peak of plain fp32.
     name = {"bf16": "peak_bf16_flops_per_s", "fp16": "peak_fp16_flops_per_s"}.get(
         training.precision, "peak_tf32_flops_per_s" if plan.use_tf32 else ""

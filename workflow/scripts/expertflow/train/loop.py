@@ -7,7 +7,6 @@ on the device until the next log line; the clock books every second.
 import math
 import time
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from msgspec.structs import replace
@@ -21,7 +20,7 @@ from expertflow.train.optimizers import learning_rate
 from expertflow.train.processes import no_gradient_sync
 from expertflow.train.profiler import StepProfiler
 from expertflow.train.run import PendingStep, TrainingRun
-from expertflow.train.start import note_compilation
+from expertflow.train.start import clear_gradients, note_compilation
 from expertflow.train.step_hooks import after_step, evaluate_held_out, is_evaluation_due
 
 
@@ -38,7 +37,8 @@ def train(run: TrainingRun) -> None:
         after_step(run)
     first = run.progress.step
     feed = load_batches(run.feed, first, plan=run.plan, device=run.device, clock=run.clock)
-    with feed as batches, StepProfiler(run) as profiler, show_activity(partial(_describe, run)):
+    what = show_activity(lambda: f"step {run.progress.step + 1}/{run.plan.n_steps}")
+    with feed as batches, StepProfiler(run) as profiler, what:
         while not run.is_over:
             with run.clock.part("steps"):
                 run.pending.append(train_step(run, batches))
@@ -46,10 +46,6 @@ def train(run: TrainingRun) -> None:
             if run.progress.step == first + 1:
                 note_compilation(run)
             after_step(run)
-
-
-def _describe(run: TrainingRun) -> str:
-    return f"step {run.progress.step + 1}/{run.plan.n_steps}"
 
 
 def train_step(run: TrainingRun, batches: Iterator[Batch]) -> PendingStep:
@@ -125,5 +121,5 @@ def _update(run: TrainingRun, rate: float) -> torch.Tensor:
     # Without a limit the norm is still measured. This also unscales a loss scaler's gradients.
     norm = run.processes.accelerator.clip_grad_norm_(parameters, run.plan.max_grad_norm or math.inf)
     run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=True)
+    clear_gradients(run)
     return gather_full(norm)

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from expertflow.core.errors import TrainingError, single_line
 from expertflow.core.records import Record, fill_record
+from expertflow.hardware.gpu_table import is_ampere
 from expertflow.hardware.records import GpuFacts
 from expertflow.plan.flops import is_head_trained
 from expertflow.plan.memory import loss_chunk_rows
@@ -290,12 +291,15 @@ def trace_memory(
             config=read_config(base),
             attention=attention,
             dtype=torch.bfloat16,
-            kernel=_has_kernel(gpu),
+            kernel=is_ampere(gpu),
             supervised_fraction=supervised_fraction,
             card_bytes=gpu.memory_total_bytes,
             trained_dtype=DTYPES[spec.trained_dtype],
         )
-        rows = _rows_to_trace(run, spec.batch_size, length)
+        wanted = spec.batch_size
+        some = ROWS if wanted is None else (1, wanted, max(ROWS[-1], 2 * wanted))
+        full = chunk_of(run) // n_targets_of_row(length, supervised_fraction)
+        rows = sorted({*some, *(n for n in (full, full + 1) if 1 < n < max(some))})
         for on in (False, True):
             peaks = [whole_model(run, n, length, checkpoint=on) for n in rows]
             model_bytes, gradient_bytes, step_bytes = zip(*peaks, strict=True)
@@ -310,12 +314,6 @@ def trace_memory(
     except TrainingError as error:
         return MemoryTrace(lines=(), unavailable_reason=str(error))
     return MemoryTrace(lines=tuple(lines))
-
-
-def _rows_to_trace(run: TracedRun, given: int | None, length: int) -> list[int]:
-    rows = ROWS if given is None else (1, given, max(ROWS[-1], 2 * given))
-    full = chunk_of(run) // n_targets_of_row(length, run.supervised_fraction)
-    return sorted({*rows, *(n for n in (full, full + 1) if 1 < n < max(rows))})
 
 
 def import_code(base: Path, *, adapter: bool) -> None:
@@ -391,9 +389,3 @@ def _mark_backward(net: Any, live: LiveBytes) -> None:
     layers[-1].register_forward_pre_hook(partial(mark, "middle"))
     if len(layers) > 1:
         layers[1].register_forward_pre_hook(partial(mark, "bottom"))
-
-
-def _has_kernel(gpu: GpuFacts) -> bool:
-    if gpu.compute_capability is None:
-        return gpu.peak_bf16_flops_per_s is not None
-    return float(gpu.compute_capability) >= attention.KERNEL_CAPABILITY[0]

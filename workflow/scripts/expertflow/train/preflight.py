@@ -14,7 +14,7 @@ import torch
 from packaging.version import Version
 
 from expertflow.core.disk import check_space
-from expertflow.core.errors import HardwareError
+from expertflow.core.errors import HardwareError, single_line
 from expertflow.core.format import gb
 from expertflow.hardware.disk import measure_file
 from expertflow.hardware.gpu_table import find_row
@@ -58,23 +58,25 @@ def run_preflight(
     """
     state.mkdir(parents=True, exist_ok=True)
     free_disk, needed_disk = _check_disk(plan, state, merged)
-    gpu_name = None if plan.gpu is None else _check_gpu(plan, plan.gpu)
+    gpu_name = free_gpu = None
+    if plan.gpu is not None:
+        gpu_name = _check_gpu(plan, plan.gpu)
+        free_gpu = _check_gpu_memory(plan, plan.gpu)
+        # Last, since it takes memory for CUDA itself.
+        _try_gpu(gpu_name)
     found = _versions(plan)
-    on_card = plan.gpu is not None
     machine = probe_machine(table=_rows(plan.gpu))
     watched = [card["name"] for card in machine["gpus"][:1]]
-    if on_card and watched not in ([], [gpu_name]):
+    if gpu_name and watched not in ([], [gpu_name]):
         log.warning("the monitor watches %s, but training uses %s", *watched, gpu_name)
     speed, how = (None, "no file of rows given") if rows is None else measure_file(rows)
     return {
         "free_disk_bytes": free_disk,
         "needed_disk_bytes": needed_disk,
         "free_memory_bytes": free_memory_bytes(),
-        "free_gpu_memory_bytes": None if plan.gpu is None else _check_gpu_memory(plan, plan.gpu),
+        "free_gpu_memory_bytes": free_gpu,
         "n_cpus": usable_cpus(),
         "gpu_name": gpu_name,
-        "bf16_supported": _has_bf16() if on_card else None,
-        "tf32_supported": torch.cuda.get_device_capability() >= (8, 0) if on_card else None,
         "measured_peak_flops_per_s": _measured_peak(plan),
         "rows_read_bytes_per_s": speed,
         "rows_read_method": how,
@@ -89,12 +91,25 @@ def _check_gpu(plan: TrainPlan, gpu: GpuFacts) -> str:
     name = torch.cuda.get_device_name()
     if find_row(name, _rows(gpu)) is None:
         log.warning("the plan is for %s, but the card is %s", gpu.name, name)
-    if plan.precision == "bf16" and not _has_bf16():
+    # Emulated bf16 is slower than fp32.
+    if plan.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise HardwareError(
             f"the plan is for bf16 on {gpu.name}, but {name} lacks it; plan for this card with"
             " --config hardware=auto"
         )
     return name
+
+
+def _try_gpu(name: str) -> None:
+    try:
+        torch.ones(1, device="cuda").item()
+    except RuntimeError as error:
+        major, minor = torch.cuda.get_device_capability()
+        raise HardwareError(
+            f"torch {torch.__version__} cannot compute on {name} ({single_line(error, 90)}); use"
+            f" one with kernels for compute capability {major}.{minor}, or see nvidia-smi -q for"
+            " other processes and ECC errors"
+        ) from error
 
 
 def _why_no_cuda(gpu: GpuFacts) -> str:
@@ -106,11 +121,6 @@ def _why_no_cuda(gpu: GpuFacts) -> str:
         f"found a card (driver {found.driver}), but torch {torch.__version__}, built {cuda},"
         " cannot use it; install a torch for this driver's CUDA, or a newer driver"
     )
-
-
-def _has_bf16() -> bool:
-    # Emulated bf16 is slower than fp32.
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def _check_disk(plan: TrainPlan, state: Path, merged: tuple[Path, int] | None) -> tuple[int, int]:
@@ -170,17 +180,12 @@ def _measured_peak(plan: TrainPlan) -> float | None:
     # Training sets these switches later; the product must run under the same ones.
     if plan.deterministic:
         fix_workspaces()
-    before = torch.backends.cuda.matmul.allow_tf32, torch.get_num_threads()
     torch.backends.cuda.matmul.allow_tf32 = plan.use_tf32
-    torch.set_num_threads(plan.n_threads or before[1])
-    try:
-        return measure_flops_per_s(DTYPES[plan.precision], cuda=plan.gpu is not None)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before[0]
-        torch.set_num_threads(before[1])
-        if plan.gpu is not None:
-            # Return the product's memory to training.
-            torch.cuda.empty_cache()
+    torch.set_num_threads(plan.n_threads or torch.get_num_threads())
+    measured = measure_flops_per_s(DTYPES[plan.precision], cuda=plan.gpu is not None)
+    # Return the product's memory to training.
+    torch.cuda.empty_cache()
+    return measured
 
 
 def measure_flops_per_s(dtype: torch.dtype, *, cuda: bool) -> float:

@@ -80,12 +80,6 @@ class Processes:
             dist.all_reduce(values)
         return values
 
-    def end_trackers(self) -> None:
-        """End the trackers; may wait for the network, so the clock includes it."""
-        for tracker in self.accelerator.trackers:
-            tracker.finish()
-        self.accelerator.trackers = []
-
     def shutdown_process_group(self) -> None:
         """Must be the last collective."""
         if self.world_size > 1:

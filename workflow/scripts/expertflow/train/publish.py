@@ -71,7 +71,10 @@ def finish_run(run: TrainingRun) -> RunSummary:
         run.saver.wait()
         candidates = write_candidates(run, run.state / "final", published=published)
     with run.clock.part("other"):
-        run.processes.end_trackers()
+        # It may wait for the network.
+        for tracker in run.processes.accelerator.trackers:
+            tracker.finish()
+        run.processes.accelerator.trackers = []
     summary = summarize_run(run, published=published, candidates=candidates)
     run.processes.shutdown_process_group()
     return summary

@@ -61,7 +61,9 @@ def assemble_run(
         words.append(describe_weights(net, plan))
         loss, route, more = prepare_loss(net, plan, processes, feed, progress)
         wrapped = wrap_model(loss, plan)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise TrainingError(
             f"{model.name} alone does not fit in the memory of this {plan.hardware}; use"
             f" {suggest_others(plan)}"
@@ -275,18 +277,19 @@ def try_batches(run: TrainingRun, n_steps: int = 1) -> None:
     devices, reason = [run.device] if run.device.type == "cuda" else [], None
     # DDP could not continue after a failed forward or backward pass.
     module = getattr(run.loss, "module", run.loss)
+    clear_gradients(run)
     try:
         with torch.random.fork_rng(devices), memory_advice(run.plan, run.device):
             for rows in tried.values():
                 with run.processes.accelerator.autocast():
                     loss = module(collator.batch(rows))
                 run.processes.accelerator.backward(loss)
-                run.optimizer.zero_grad(set_to_none=True)
+                clear_gradients(run)
     except FAILURES as error:
         if not is_compiled:
             raise
         reason = f"it fails: {single_line(error, 300)}"
-        run.optimizer.zero_grad(set_to_none=True)
+        clear_gradients(run)
     if is_compiled and run.processes.any_of(reason is not None)[0]:
         run.route.use("compilation", "off")
         fallback = Fallback(
@@ -298,6 +301,18 @@ def try_batches(run: TrainingRun, n_steps: int = 1) -> None:
         )
         _note_fallback(run.progress, fallback)
         try_batches(run)
+
+
+def clear_gradients(run: TrainingRun) -> None:
+    """Free the gradients, or zero them if layers run as CUDA graphs.
+
+    A gradient made by a graph would be overwritten by the next micro-batch's.
+    """
+    is_kept = run.plan.torch_compile_mode == "reduce-overhead"
+    run.optimizer.zero_grad(set_to_none=not is_kept)
+    for parameter in (p for group in run.optimizer.param_groups for p in group["params"]):
+        if is_kept and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def note_compilation(run: TrainingRun) -> None:

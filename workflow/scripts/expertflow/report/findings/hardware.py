@@ -56,7 +56,8 @@ def find_recomputation(report: Report) -> Findings:
     without *= _taken_of_plan(report)
     is_short = report.training_report.training.memory_retries
     if not is_short and without < USABLE_FRACTION * total:
-        share = _recomputed_fraction(report)
+        model = report.model
+        share = 1 - model.flops_per_token_model / model.flops_per_token_hardware
         yield make_finding(
             "recomputation",
             evidence=f"activations were computed twice, {percent(share)} of the hardware's FLOPs;"
@@ -74,11 +75,6 @@ def _taken_of_plan(report: Report) -> float:
     planned = report.plan.memory_peak_bytes
     taken = report.training_report.hardware.memory_peak_reserved_bytes
     return max(1.0, taken / planned) if planned and taken else 1.0
-
-
-def _recomputed_fraction(report: Report) -> float:
-    model = report.model
-    return 1 - model.flops_per_token_model / model.flops_per_token_hardware
 
 
 def find_kernel_limits(report: Report) -> Findings:

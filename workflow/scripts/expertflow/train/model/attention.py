@@ -19,10 +19,9 @@ from transformers import AttentionInterface
 
 from expertflow.core.errors import TrainingError, single_line
 
-FLEX = "flex_attention"
 NAME = "packed"
 # Plan routes that have another name in transformers.
-IMPLEMENTATIONS = {"varlen": NAME, "flex": FLEX}
+IMPLEMENTATIONS = {"varlen": NAME, "flex": "flex_attention"}
 # Oldest GPUs that the variable-length kernel supports (Ampere).
 KERNEL_CAPABILITY = (8, 0)
 # The only GPUs for which torch has FlashAttention-3 (Hopper).

@@ -6,6 +6,7 @@ qlora.
 """
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from expertflow.plan.settings import ALL_LINEAR, LoraSpec
 from expertflow.train.model import attention
 from expertflow.train.model.init_adapter import load_init_adapter
 from expertflow.train.optimizers import BITSANDBYTES
-from expertflow.train.records import ModelRecord
+from expertflow.train.records import Fallback, ModelRecord
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ADAPTER_FILE = "adapter_config.json"
@@ -231,9 +232,16 @@ def _with_adapter(model: PreTrainedModel, checkpoint: Path) -> Any:
 
 
 def load_for_scoring(
-    checkpoint: Path | None, *, model: ModelRecord, plan: TrainPlan, weights: Path | None = None
+    checkpoint: Path | None,
+    *,
+    model: ModelRecord,
+    plan: TrainPlan,
+    fallbacks: Sequence[Fallback],
+    weights: Path | None = None,
 ) -> Any:
     """Load the base model (null ``checkpoint``) or the trained one on the training device.
+
+    Where training fell back to other attention, the planned one fails here, too, or is wrong.
 
     A base trained in 4 bits is also scored in 4 bits before training, so that the difference is due
     to training alone.
@@ -241,10 +249,11 @@ def load_for_scoring(
     device = torch.device("cuda" if plan.gpu is not None else "cpu")
     is_whole = checkpoint is not None and not (checkpoint / ADAPTER_FILE).is_file()
     quantized = plan.method == "qlora"
+    used = [plan.attention, *(f.used for f in fallbacks if f.part == "attention")]
     net: Any = load_base(
         str(checkpoint if is_whole else weights or model.path),
         dtype=DTYPES[plan.precision] if plan.gpu is not None else torch.float32,
-        attention_name=plan.attention,
+        attention_name=used[-1],
         quantized=quantized,
         device=device,
     )
