@@ -310,9 +310,10 @@ def clear_gradients(run: TrainingRun) -> None:
     """
     is_kept = run.plan.torch_compile_mode == "reduce-overhead"
     run.optimizer.zero_grad(set_to_none=not is_kept)
-    for parameter in (p for group in run.optimizer.param_groups for p in group["params"]):
-        if is_kept and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+    if is_kept:
+        for parameter in (p for group in run.optimizer.param_groups for p in group["params"]):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 def note_compilation(run: TrainingRun) -> None:
