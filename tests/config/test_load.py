@@ -182,6 +182,7 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"data": {"near_duplicates": {"n_words": 1 << 17}}}, "it must be at most 10000"),
         ({"data": {"chat_template": "{{ x }}" * 99}}, "a template itself; save it to a file"),
         ({"demo": {"modle": "x"}}, "unknown key 'modle'"),
+        ({"ablation": {}}, "'ablation'; it is a key of config/config.yaml; move it there"),
         # YAML reads the key 1 as a number and the key on as true.
         ({"data": {1: "x", "seeed": 0}}, "unknown key 'data.1'; known keys:"),
         ({"sources": [{**base()["sources"][0], "where": {1: "x"}}]}, "where' is 1: .*Quote a key"),

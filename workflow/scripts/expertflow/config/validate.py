@@ -249,6 +249,8 @@ def _hint(unknown: str, known: list[str]) -> str:
     new = former_names().get(unknown, "")
     if new.split(".")[0] in known:
         return f"it is called {new!r} here (docs/migration.md)"
+    if unknown in read_schema("config")["properties"]:
+        return "it is a key of config/config.yaml; move it there"
     return suggest_name(unknown, known, f"known keys: {', '.join(known)}")
 
 
