@@ -1,10 +1,10 @@
 r"""Turn a raw record into a document's body: chat turns or plain text.
 
 A template such as ``"{schema}\n{question}"`` is filled from the record. ``{a.b}`` reaches into an
-object and ``{output.0}`` into a list; ``{context?}`` may be missing or empty, and the white space
-before it goes with it; ``{{`` and ``}}`` are braces. Only text fills a placeholder: converting a
-number or list would hide a data fault. Other values need a format: ``{document:json}`` writes JSON,
-``{options:lines}`` a list of texts by line.
+object and ``{output.0}`` into a list; ``{context?}`` may be missing or empty, and then the
+whitespace before it is dropped; ``{{`` and ``}}`` are braces. Only text fills a placeholder:
+converting a number or list would hide a data fault. Other values need a format: ``{document:json}``
+writes JSON, ``{options:lines}`` a list of texts by line.
 
 A body is stored in two parts: a frame (the JSON of a ``Body`` with null for each text) and the
 texts. Most documents of a source share one frame, so they render as columns of texts.
@@ -95,12 +95,13 @@ def _pair_maker(
     frame, (*before, _, _) = frame_of(Body(turns=(*system, user, assistant)))
 
     def make_pair(record: Fields) -> Draft:
-        asked, told = record.get(prompt[1:-1]), record.get(completion[1:-1])
-        if isinstance(asked, list) and isinstance(told, list):
+        # "{prompt}" -> prompt
+        turns, answers = record.get(prompt[1:-1]), record.get(completion[1:-1])
+        if isinstance(turns, list) and isinstance(answers, list):
             # TRL's lists of turns; only the completion's are learned.
             mark = {"train": supervise_all}
-            given = [{**mark, **turn} if isinstance(turn, dict) else turn for turn in asked]
-            return make_chat({"messages": given + told})
+            turns = [{**mark, **turn} if isinstance(turn, dict) else turn for turn in turns]
+            return make_chat({"messages": turns + answers})
         # A template's text is never empty.
         texts = fill_prompt(record), fill_completion(record)
         return Draft(texts, 1, frame, (*before, *texts))

@@ -82,6 +82,7 @@ def take_snapshot(
     tensors, values = optimizer_state(optimizer, model, copy)
     tensors |= random_states(device)
     ours = {
+        # A row per process.
         "world_size": len(tensors[RANDOM + "torch"]),
         "device": device.type,
         "optimizer_class": type(unwrap_optimizer(optimizer)).__name__,
