@@ -79,6 +79,14 @@ def test_later_settings_take_precedence_and_a_demo_block_is_not_an_override(tmp_
     assert (full["learning_rate"], full["batch_size"]) == (1.0, 1)
     assert (demo["learning_rate"], demo["batch_size"], demo["seed"]) == (2.0, 2, 1)
     assert (over["learning_rate"], over["batch_size"]) == (3.0, 4)
+    # The command line wins over both, and a length over one of another kind.
+    value["demo"]["training"] |= {"target_tokens": 9, "min_epochs": 2, "num_train_epochs": 7}
+    told = {"training": {"batch_size": "8", "max_steps": "6"}}
+    over = load(tmp_path, value, training={"max_steps": 6}, experts=own, told=told)["training"]
+    assert (over["batch_size"], over["max_steps"], over["num_train_epochs"]) == (8, 6, 7)
+    epochs = {"training": {"num_train_epochs": "2"}}
+    over = load(tmp_path, value, experts=own, told={**told, "experts": {"e": epochs}})["training"]
+    assert (over["num_train_epochs"], over["max_steps"], over["target_tokens"]) == (2, None, None)
     demo = {"e": {"demo": {}}}
     with pytest.raises(ConfigError, match=r"experts\.e\.demo has no effect"):
         load(tmp_path, base(), experts=demo)

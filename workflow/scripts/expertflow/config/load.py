@@ -1,8 +1,8 @@
 """Read config.yaml and the manifests, merge presets and overrides, and refuse contradictions.
 
 Later wins: schema defaults < manifest < its demo block (demo preset) < ``training`` of the
-configuration < ``experts.{name}`` of the configuration. A manifest without a demo block always has
-the full preset, whatever the configuration says.
+configuration < ``experts.{name}`` of the configuration < the same two of the command line. A
+manifest without a demo block always has the full preset, whatever the configuration says.
 """
 
 import json
@@ -24,14 +24,24 @@ from expertflow.config.validate import (
 )
 from expertflow.core.errors import ConfigError, raise_faults
 from expertflow.core.files import sha256_file
+from expertflow.core.settings import name_of
 from expertflow.data.sources.registry import source_kinds
-from expertflow.plan.records import Origin
+from expertflow.plan.settings import TrainingSection
 
 # Where a value may come from, as a manifest states it below ``origins``.
 ORIGINS = {
     "source": "from the source system",
     "public": "from a public recipe",
     "own": "chosen here",
+}
+
+BOUNDS = {name_of(TrainingSection.min_epochs), name_of(TrainingSection.max_epochs)}
+MAX_STEPS, TARGET = name_of(TrainingSection.max_steps), name_of(TrainingSection.target_tokens)
+# Each length of a run, and the settings that would silence it, or have no effect beside it.
+LENGTHS = {
+    name_of(TrainingSection.num_train_epochs): {MAX_STEPS, TARGET, *BOUNDS},
+    MAX_STEPS: {TARGET, *BOUNDS},
+    TARGET: {MAX_STEPS},
 }
 
 
@@ -46,6 +56,16 @@ def merge_settings(base: Settings, over: Settings) -> Settings:
         old = result.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
         result[key] = merge_settings(dict(old or {}), value) if both else value
+    return result
+
+
+def _lay_over(base: Settings, over: Settings) -> Settings:
+    """Merge settings, in which a length of the run replaces one of another kind."""
+    result, given = merge_settings(base, over), over.get("training") or {}
+    for key, others in LENGTHS.items():
+        if given.get(key) is not None:
+            for other in others - given.keys():
+                result["training"].pop(other, None)
     return result
 
 
@@ -136,8 +156,7 @@ def load_expert(
     faults = [*_wrong_origins(manifest, path)]
     # It is not a setting itself.
     manifest.pop("demo", None)
-    merged = merge_settings(manifest, demo)
-    merged = merge_settings(merged, {"training": config["training"]})
+    merged = _lay_over(manifest, demo)
     own = config["experts"].get(name) or {}
     if "demo" in own:
         raise ConfigError(
@@ -145,7 +164,12 @@ def load_expert(
         )
     if isinstance(own.get("sources"), dict):
         own = {**own, "sources": _named_sources(name, merged["sources"], own["sources"])}
-    merged = merge_settings(merged, own)
+    overlays = {"training": config["training"]}, own
+    told = training_overrides(told or {}, name)
+    parts = [{"training": part["training"]} for part in (told, told["experts"][name])]
+    last = [convert_texts(part, schema, schema) for part in parts]
+    for layer in (*overlays, *last):
+        merged = _lay_over(merged, layer)
     where = f"{path} with {'its demo block and ' if demo else ''}overrides"
     check(merged, schema, where=where)
     faults += (f"{where}: {fault}" for fault in find_idle_keys(merged))
@@ -159,14 +183,11 @@ def load_expert(
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
     faults += (f"{where}: {fault}" for fault in find_contradictions(result, bundled=bundled))
     raise_faults(faults)
-    told = training_overrides(told or {}, name)
-    layers: list[tuple[Origin, Collection[str]]] = [
-        ("manifest", manifest.get("training", {})),
-        *(("overlay", layer.get("training") or {}) for layer in (demo, config, own)),
-        ("command line", {**told["training"], **told["experts"][name]["training"]}),
-    ]
+    layers = {"manifest": [manifest], "overlay": [demo, *overlays], "command line": last}
     # The last to name a setting wins.
-    origins = {key: origin for origin, keys in layers for key in keys}
+    settings = ((o, one.get("training") or ()) for o, parts in layers.items() for one in parts)
+    named = {key: origin for origin, keys in settings for key in keys}
+    origins = {key: origin for key, origin in named.items() if key in merged["training"]}
     return {**result, "preset": "demo" if demo else "full", "setting_origins": origins}
 
 
