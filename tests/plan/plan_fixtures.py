@@ -22,10 +22,9 @@ QWEN_06B = ModelFacts(
     vocab_size=151936, tie_word_embeddings=True, model_type="qwen3",
 )  # fmt: skip
 SPLIT = PackedSplit(
-    path="p", sha256="s", n_documents=20_000, n_documents_split=0, n_documents_truncated=0,
-    n_documents_dropped=0, n_tokens_in=10**7, n_tokens=10**7, n_tokens_dropped=0,
-    n_supervised_tokens=3 * 10**6, n_target_tokens=3 * 10**6, n_padding_tokens=0,
-    n_sequences=4883, n_sequences_lower_bound=4883, sum_len_sq=512 * 10**7,
+    path="p", sha256="s", n_documents=20_000, n_tokens_in=10**7, n_tokens=10**7,
+    n_tokens_dropped=0, n_target_tokens=3 * 10**6, n_padding_tokens=0, n_sequences=4883,
+    sum_len_sq=512 * 10**7,
 )  # fmt: skip
 PACKING = PackingRecord(
     expert="e", packing="bfd", overflow="split", sequence_length_tokens=2048, length_reason="",

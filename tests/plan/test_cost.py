@@ -133,7 +133,7 @@ def test_padding_that_the_trainer_cuts_off_takes_no_time(grouped: bool) -> None:
 def test_an_epoch_shorter_than_a_step_has_its_own_step_time() -> None:
     rows = replace(
         PACKING.train, n_tokens=400, n_sequences=2, sum_len_sq=200 * 400,
-        n_supervised_tokens=100, n_target_tokens=100,
+        n_target_tokens=100,
     )  # fmt: skip
     two_rows = replace(PACKING, train=rows)
     fixed = {"gradient_accumulation_steps": 1, "gradient_checkpointing": False, "max_steps": 9}

@@ -107,11 +107,10 @@ def make_packing() -> k.PackingRecord:
     shape = [math.exp(-(math.log((e + 32) / 330) ** 2) / 0.55) for e in edges[:-1]]
     counts = tuple(round(19_800 * s / sum(shape)) for s in shape)
     train = k.PackedSplit(
-        path="packed/train.arrow", sha256="5e" * 32, n_documents=19_800, n_documents_split=99,
-        n_documents_truncated=0, n_documents_dropped=0, n_tokens_in=43_200_000,
-        n_tokens=43_200_000, n_tokens_dropped=0, n_supervised_tokens=14_300_000,
+        path="packed/train.arrow", sha256="5e" * 32, n_documents=19_800,
+        n_tokens_in=43_200_000, n_tokens=43_200_000, n_tokens_dropped=0,
         n_target_tokens=14_300_000, n_padding_tokens=1_036_800, n_sequences=28_800,
-        n_sequences_lower_bound=28_125, sum_len_sq=22_032_000_000,
+        sum_len_sq=22_032_000_000,
     )  # fmt: skip
     return k.PackingRecord(
         expert="expert-sql", packing="bfd", overflow="split", sequence_length_tokens=1_536,

@@ -158,8 +158,7 @@ def test_documents_that_the_model_cannot_write_are_not_counted() -> None:
     rows, refused = replace(packing.train, n_documents=19_700), {"chat_template": 100}
     data = GPU.report_with(packing={"train": rows, "n_dropped_by_reason": refused}).data
     assert data.documents_train == 19_700
-    long = {"train": replace(packing.train, n_documents_dropped=100), "n_dropped_held_out": 2}
-    long |= {"n_dropped_by_reason": {"longer_than_row": 102}}
+    long = {"n_dropped_held_out": 2, "n_dropped_by_reason": {"longer_than_row": 102}}
     long |= {"n_dropped_by_source": {"text-to-sql": (100, 2)}}
     data = GPU.report_with(packing=long).data
     assert data.documents_train == 19_700

@@ -128,16 +128,14 @@ def _pack_split(
     rows = rows.take(np.random.default_rng(spec.seed).permutation(len(rows)))
     check_space([(output, len(rows) * length * IDS_DTYPE.itemsize, f"{len(rows)} rows")])
     progress = ProgressCounter(f"{output}", total=len(rows), unit="rows packed")
-    n_supervised = n_targets = 0
+    n_targets = 0
 
     # Counted while writing, since only one batch is in memory.
     def counted() -> Iterator[PackedRows]:
-        nonlocal n_supervised, n_targets
+        nonlocal n_targets
         for batch in load_splits.row_batches(
             documents, pieces, rows, length=length, done=progress.add
         ):
-            spans = batch.spans.values
-            n_supervised += int(spans[1::2].sum() - spans[::2].sum())
             n_targets += int(packing.count_targets(batch.seq_lengths, batch.spans).sum())
             yield batch
 
@@ -150,17 +148,12 @@ def _pack_split(
         path=str(output),
         sha256=sha256_file(output / ROWS_FILE),
         n_documents=len(documents.length),
-        n_documents_split=pieces.n_split,
-        n_documents_truncated=pieces.n_truncated,
-        n_documents_dropped=pieces.n_dropped,
         n_tokens_in=int(documents.length.sum()),
         n_tokens=n_tokens,
         n_tokens_dropped=pieces.n_tokens_dropped,
-        n_supervised_tokens=n_supervised,
         n_target_tokens=n_targets,
         n_padding_tokens=len(rows) * length - n_tokens,
         n_sequences=len(rows),
-        n_sequences_lower_bound=-(-n_tokens // length),
         # In int32 one document of 46,341 tokens would overflow.
         sum_len_sq=int((pieces.length.astype(np.int64) ** 2).sum()),
     )

@@ -30,9 +30,6 @@ class Pieces(Record, frozen=True):
     document: NDArray[np.int32]
     start: NDArray[np.int32]
     length: NDArray[np.int32]
-    n_split: int = 0
-    n_truncated: int = 0
-    n_dropped: int = 0
     n_tokens_dropped: int = 0
 
 
@@ -53,26 +50,20 @@ def cut_documents(lengths: NDArray[np.integer], *, row_length: int, overflow: st
     """Split over-long documents, truncate them to their first piece, or drop them."""
     lengths = np.asarray(lengths, np.int32)
     long = lengths > row_length
-    n_over = int(long.sum())
-    over = int(lengths[long].sum())
     if overflow == "split":
         # Rows of 10, a document of 25 -> pieces of 10, 10 and 5 at 0, 10 and 20.
         per_document = -(-lengths // row_length)
         document = np.repeat(np.arange(len(lengths), dtype=np.int32), per_document)
         offsets = offsets_of(per_document)
         start = (np.arange(len(document)) - offsets[document]).astype(np.int32) * row_length
-        return Pieces(
-            document, start, np.minimum(row_length, lengths[document] - start), n_split=n_over
-        )
+        return Pieces(document, start, np.minimum(row_length, lengths[document] - start))
     kept = lengths > 0
     if overflow == "drop":
         kept &= ~long
-        lost = {"n_dropped": n_over, "n_tokens_dropped": over}
-    else:
-        lost = {"n_truncated": n_over, "n_tokens_dropped": over - n_over * row_length}
     document = np.flatnonzero(kept).astype(np.int32)
     short = np.minimum(row_length, lengths[document])
-    return Pieces(document, np.zeros(len(document), np.int32), short, **lost)
+    n_lost = int(lengths.sum() - short.sum())
+    return Pieces(document, np.zeros(len(document), np.int32), short, n_tokens_dropped=n_lost)
 
 
 def drop_untrained(pieces: Pieces, rows: Ragged, spans: Ragged) -> tuple[Pieces, Ragged]:
@@ -199,7 +190,6 @@ def concat_pieces(lengths: NDArray[np.integer], *, row_length: int) -> tuple[Pie
         document.astype(np.int32),
         (start - first).astype(np.int32),
         np.diff(edges).astype(np.int32),
-        n_split=len(np.unique(document[start > first])),
     )
     per_row = np.bincount(start // row_length)
     return pieces, Ragged(np.arange(len(start), dtype=np.int32), offsets_of(per_row))

@@ -152,18 +152,12 @@ class PackedSplit(Record, frozen=True, kw_only=True):
     path: str
     sha256: str
     n_documents: int
-    n_documents_split: int
-    n_documents_truncated: int
-    n_documents_dropped: int
     n_tokens_in: int
     n_tokens: int
     n_tokens_dropped: int
-    n_supervised_tokens: int
     n_target_tokens: int
     n_padding_tokens: int
     n_sequences: int
-    # The fewest rows possible, without any padding.
-    n_sequences_lower_bound: int
     sum_len_sq: int
 
     @property
