@@ -76,13 +76,13 @@ def test_a_cpus_peak_is_its_measured_speed_and_its_price_is_hourly() -> None:
 
 
 def test_spilled_memory_and_energy_are_those_of_the_cards() -> None:
-    def spilled(reserved: int | None, device: str = "cuda", **monitor: Any) -> Any:
-        training = {"device": device, "peak_memory_reserved_bytes": reserved}
+    def spilled(reserved: int | None, **monitor: Any) -> Any:
+        training = {"peak_memory_reserved_bytes": reserved}
         return derive.memory_spilled(GPU.change(training=training, monitor=monitor))
 
     held = 70_300_000_000
     assert (spilled(62_300_000_000), spilled(held)) == (0, 8_000_000_000)
-    for missing in (spilled(None), spilled(held, "cpu"), spilled(held, memory_used_bytes=None)):
+    for missing in (spilled(None), spilled(held, memory_used_bytes=None)):
         assert isinstance(missing, Missing)
     energy = {"energy_j": 1.8e6, "energy_all_j": 3.6e6}
     two = GPU.change(training={"world_size": 2}, monitor=energy)

@@ -369,8 +369,6 @@ def test_the_parts_of_a_short_run_add_up_to_it(base: TrainPlan) -> None:
     assert (made.step_s, made.step_s_low, made.step_s_high) == (1.0, 1.0, 1.0)
     assert (made.eval_s, made.save_s) == (0.5, 0.25)
     assert made.startup_s == pytest.approx(5.0)
-    with pytest.raises(TrainingError, match="too few to time"):
-        timed(1, steps=[])
 
 
 def test_a_calibration_on_another_card_than_planned_is_rejected(

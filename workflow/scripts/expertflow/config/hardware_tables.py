@@ -124,15 +124,6 @@ def calibration_spec(spec: PlanSpec, *, length: bool = False) -> PlanSpec:
     return fill_record(PlanSpec, settings, hardware=spec.hardware, gpu_table=tuple(cards))
 
 
-def tuning_spec(spec: PlanSpec) -> PlanSpec:
-    """Reduce a plan's settings to those that determine which are fastest, without its own tuning.
-
-    A search that read the tuning that it makes would never end. The length is dropped, too, because
-    steps are alike in every epoch.
-    """
-    return replace(calibration_spec(spec, length=True), tuned=None)
-
-
 def _names(row: Settings) -> dict[str, None]:
     """Return a card's short name and those that drivers give it, in this order."""
     return dict.fromkeys((row["name"], *row.get("driver_names", [])))

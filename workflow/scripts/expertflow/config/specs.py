@@ -15,7 +15,7 @@ from expertflow.chain import stages_before
 from expertflow.config.ablations import variant_spec
 from expertflow.config.code_digest import GENERATOR, rule_digest
 from expertflow.config.expert import ConfiguredExpert
-from expertflow.config.hardware_tables import calibration_spec, tuning_spec
+from expertflow.config.hardware_tables import calibration_spec
 from expertflow.config.load import training_overrides
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record, from_json, to_json
@@ -173,7 +173,8 @@ def calibrate_expert(expert: ConfiguredExpert, _: Any) -> PlanSpec:
 
 
 def tune_expert(expert: ConfiguredExpert, _: Any) -> PlanSpec:
-    return tuning_spec(expert.plan_spec)
+    # Steps are alike in every epoch, and a search that read the tuning it makes would never end.
+    return replace(calibration_spec(expert.plan_spec, length=True), tuned=None)
 
 
 def ablate_variant(expert: ConfiguredExpert, wildcards: Any) -> VariantSpec:

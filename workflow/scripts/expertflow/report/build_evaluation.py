@@ -25,14 +25,15 @@ LM_EVAL = {
 def build_evaluation(record: EvaluationRecord) -> r.Evaluation:
     """Build the evaluation section; the record's own reasons for nulls take precedence."""
     no_metric = f"task {record.task} has no metric beyond the held-out loss"
-    after = record.after.score
+    after, published = record.after.score, record.published
+    candidates = tuple(fill(r.Candidate, one, one.score) for one in published.candidates)
     return fill(
         r.Evaluation,
         record,
         metric=after.metric if after else Missing(no_metric),
         before=_side(record, "before", no_metric),
         after=_side(record, "after", no_metric),
-        published=_published(record),
+        published=fill(r.PublishedWeights, published, candidates=candidates),
         baselines=tuple(fill(r.Baseline, one, one.score) for one in record.baselines),
         earlier=_earlier(record),
         judge=Missing(record.unavailable.get("judge", "no judge was requested"))
@@ -68,11 +69,6 @@ def _side(record: EvaluationRecord, name: str, no_metric: str) -> r.Side:
 
 def _why_unscored(score: TaskScore | None, missing: str = "") -> str:
     return missing if score is None else score.reason or "not recorded"
-
-
-def _published(record: EvaluationRecord) -> r.PublishedWeights:
-    candidates = tuple(fill(r.Candidate, one, one.score) for one in record.published.candidates)
-    return fill(r.PublishedWeights, record.published, candidates=candidates)
 
 
 def _earlier(record: EvaluationRecord) -> Measured[EarlierRun]:

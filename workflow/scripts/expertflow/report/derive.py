@@ -80,15 +80,13 @@ def memory_spilled(inputs: ReportInputs) -> Measured[float]:
     If the driver lets memory overflow to the host (WSL, Windows), the allocator counts it as the
     card's; the card's own reading, over all processes, does not.
     """
-    training, used = inputs.training, inputs.monitor.memory_used_bytes
-    if training.device == "cpu":
+    reserved, used = inputs.training.peak_memory_reserved_bytes, inputs.monitor.memory_used_bytes
+    if reserved is None:
         return Missing("this run was on the CPU: there is no device memory to spill")
-    if training.peak_memory_reserved_bytes is None:
-        return Missing("the trainer did not record its allocator's memory")
     if used is None:
         return Missing("the monitor has no reading of the card's memory to compare with")
     # Usually negative: the reading includes the context and other processes.
-    return max(0, training.peak_memory_reserved_bytes - round(used.max))
+    return max(0, reserved - round(used.max))
 
 
 def utilization(inputs: ReportInputs, flops_per_token: float) -> Measured[float]:

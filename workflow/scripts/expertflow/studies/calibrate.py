@@ -13,7 +13,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from expertflow.core.errors import TrainingError
 from expertflow.core.files import read_json_lines
 from expertflow.core.records import fill_record, read_record, write_record
 from expertflow.plan.records import Calibration, TrainPlan
@@ -126,16 +125,11 @@ def take_times(
     planning_s: float,
     key: str,
 ) -> Calibration:
-    """Split up the times of a short run; raise TrainingError if there are too few.
+    """Split up the times of a short run.
 
     ``n_window_steps`` steps share a time: on a card, those between two log lines.
     """
     timed = steps[n_warmup:]
-    if not timed or not record.save_points or not record.eval_points:
-        raise TrainingError(
-            f"{plan.expert}: the calibration recorded {len(steps)} steps and"
-            f" {len(record.save_points)} saves, too few to time; set calibrate: false"
-        )
     # From the end of one step to that of the next, including logging.
     between = np.diff([step.elapsed_s for step in steps])
     seconds = np.concatenate(([steps[0].step_s], between))[n_warmup:]

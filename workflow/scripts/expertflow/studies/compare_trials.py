@@ -34,8 +34,6 @@ LEARNS_OTHERWISE = {name_of(Training.method), name_of(Training.lora)}
 
 def estimate_ratio(ratios: Sequence[float]) -> Estimate:
     """Return the geometric mean of ratios, its interval, and the extremes."""
-    if len(ratios) < 2:
-        raise ValueError(f"{len(ratios)} ratios have no spread")
     # In logarithms, so that inverting the ratios inverts the interval.
     logs = np.log(np.asarray(ratios, np.float64))
     mean = float(logs.mean())
