@@ -308,6 +308,20 @@ def test_leftovers_of_killed_openings_are_removed(tmp_path: Path) -> None:
     assert sorted(p.name for p in results.iterdir()) == [".e.other.123.partial", "e"]
 
 
+def test_a_finished_run_is_not_dropped_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert start(tmp_path, make(tmp_path / "b.tar"))
+    (tmp_path / "results" / "e" / "report.json").touch()
+    other = make(tmp_path / "other.tar", {**ITEMS, CARDS: b"[]"})
+    with pytest.raises(ConfigError, match=r"a finished run, which make_outcome\.py e "):
+        start(tmp_path, other)
+    assert not caplog.messages and start(tmp_path, other, may_replace=True)
+    assert (
+        "dropping a finished run, which make_outcome.py e --output FILE takes home" in caplog.text
+    )
+
+
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     path = make(tmp_path / "b.tar", {**ITEMS, "results/e/" + "d/" * 400 + "x": b""})
     deep = tmp_path.joinpath(*["a" * 200] * 17)

@@ -65,12 +65,8 @@ def open_bundle(
             _complete_model(index, results, model)
             return False
         # After the check of equality: opening the same bundle twice is not an error.
-        if results.exists() and not may_replace:
-            is_bundle = (results / records.CARRIED).exists()
-            what = "an opened bundle, changed since or another one" if is_bundle else "results"
-            raise ConfigError(
-                f"{results}: contains {what}; move it, use --directory, or drop it with --replace"
-            )
+        if results.exists():
+            _check_replaced(results, may_replace=may_replace)
         with _unpack(bundle, index, results) as partial:
             _complete_model(index, partial, model)
             # From here on the bundle's settings apply; nobody sees it before the rename.
@@ -80,6 +76,21 @@ def open_bundle(
             partial.rename(results)
             sync_directory(results.parent)
     return True
+
+
+def _check_replaced(results: Path, *, may_replace: bool) -> None:
+    what, is_bundle = "results", (results / records.CARRIED).exists()
+    if is_bundle:
+        what = "an opened bundle, changed since or another one"
+    if is_finished := is_bundle and (results / "report.json").is_file():
+        what = f"a finished run, which make_outcome.py {results.name} --output FILE takes home"
+    if not may_replace:
+        raise ConfigError(
+            f"{results}: contains {what}; move it, use --directory, or drop it with --replace"
+        )
+    if is_finished:
+        fix = "to get it back, open its bundle and run again: its training stays in state/"
+        log.warning("%s: dropping %s; %s", results, what, fix)
 
 
 def land_outcome(
