@@ -60,7 +60,8 @@ def test_a_second_guard_in_a_folder_is_rejected(tmp_path: Path) -> None:
     ("options", "problem"),
     [
         (("--max-usd", "4"), "--max-usd needs --usd-per-hour"),
-        (("--usd-per-hour", "1", "--paid-since", LATER), "is in the future"),
+        (("--usd-per-hour", "1", "--paid-since", LATER), "is in the future by this machine's"),
+        (("--paid-since", "2016-01-31"), "is over a year ago by this machine's clock, 20"),
         (("--paid-since", "9999-12-31T23:59:59-12:00"), "is not a time; write it as"),
         (("--on-finish", "stop"), "add --sync-to DEST, or --without-sync if the disk is kept"),
         (("--without-sync", "--on-finish", ""), "--on-finish is empty; pass a command"),

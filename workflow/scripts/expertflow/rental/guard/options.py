@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from expertflow.rental.sync.store import check_destination, is_local
 
 # Relative to the folder where the guard is started.
 RESULTS, STATE = Path("results"), Path("state")
+LONGEST_PAID_S = 366 * 86400.0
 
 
 def parse_options(arguments: Sequence[str], description: str | None) -> argparse.Namespace:
@@ -141,8 +141,14 @@ def _moment_s(text: str) -> float:
         raise ConfigError(
             f"--paid-since {text!r} is not a time; write it as 2026-01-31T08:00:00+00:00"
         ) from error
-    if moment_s > time.time():
-        raise ConfigError(f"--paid-since {text!r} is in the future; set it to when billing started")
+    now = datetime.now().astimezone()
+    paid_s = now.timestamp() - moment_s
+    if not 0 <= paid_s <= LONGEST_PAID_S:
+        which = "in the future" if paid_s < 0 else "over a year ago"
+        raise ConfigError(
+            f"--paid-since {text!r} is {which} by this machine's clock, {now:%Y-%m-%d %H:%M %Z};"
+            " set it to when billing started, or correct the clock"
+        )
     return moment_s
 
 
