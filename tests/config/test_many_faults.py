@@ -50,6 +50,7 @@ def test_all_contradictions_are_reported_at_once(tmp_path: Path) -> None:
     value["training"] |= {"max_steps": 5, "override_min_warmup": False}
     value["data"] = {"max_per_category": 5, "added_tokens": ["x"], "chat_template": "a/b"}
     value["evaluation"] = {"task": "json_schema", "fields": {"shema": "s"}}
+    value["evaluation"]["lm_eval"] = {"tasks": ["a", "a.yaml"]}
     value["acceptance"] = [{"path": path, "op": "<", "value": 1} for path in ("a", "b")]
     lines = list_errors(tmp_path, value)
     expected = (
@@ -58,6 +59,7 @@ def test_all_contradictions_are_reported_at_once(tmp_path: Path) -> None:
         "source s: roles has no effect", "data.max_per_category has no effect",
         "training.warmup_steps_min", "training.torch_compile_mode", "data.added_tokens",
         "two sources are named 's'", "data.chat_template", "evaluation.fields.shema",
+        "lm_eval.tasks names a.yaml, which does not exist; correct the path, or copy the file here",
         "evaluation.task json_schema asks questions", "source s, text: template '{a'",
         "has no path 'a'", "has no path 'b'",
     )  # fmt: skip

@@ -98,7 +98,6 @@ def test_a_task_may_be_a_file(calls: list[dict[str, Any]], tokenizer: Path, tmp_
     assert calls[0]["tasks"] == ["one"]
     (tmp_path / "two.yaml").write_text("task: two_of_them\n")
     for task, match in (
-        (str(tmp_path / "none.yaml"), "no such file"),
         (str(tmp_path / "two.yaml"), "has no line 'task: two'; rename"),
         ("nine", "lm_eval.tasks: nine: no such task; `lm_eval ls tasks`"),
         ("lost", r"lm_eval\.tasks lost: Couldn't reach the Hub; use"),

@@ -229,8 +229,9 @@ def test_references_are_checked_before_training(
     # So are those of documents trained on, and the names of lm-eval tasks.
     with pytest.raises(EvaluationError, match=r"^5 of 5 references .* The first: document s/2"):
         checked(0, task="final_answer", n_recall_examples=9)
-    with pytest.raises(EvaluationError, match=r"lm_eval\.tasks: x\.yaml: no such file"):
-        checked(0, lm_eval=LmEvalSpec(tasks=("x.yaml",), n_shots=0, limit=None))
+    (tmp_path / "x.yaml").touch()
+    with pytest.raises(EvaluationError, match=r"x\.yaml: has no line 'task: x'"):
+        checked(0, lm_eval=LmEvalSpec(tasks=(f"{tmp_path}/x.yaml",), n_shots=0, limit=None))
     monkeypatch.setattr(lm_eval_tasks, "unavailable_reason", lambda: "it is not installed")
     checked(0, lm_eval=LmEvalSpec(tasks=("one",), n_shots=0, limit=None))
     assert caplog.messages[-1] == "e: evaluation.lm_eval: it is not installed"

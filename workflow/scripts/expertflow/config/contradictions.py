@@ -12,6 +12,7 @@ from expertflow.core.settings import without_auto
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import parse_template
 from expertflow.data.sources.registry import source_kinds
+from expertflow.evaluate.records import LM_EVAL_FILES
 from expertflow.evaluate.scoring import find_task, is_own_task, task_names
 from expertflow.plan.settings import TrainingSection
 from expertflow.plan.switches import check_settings
@@ -111,6 +112,12 @@ def find_contradictions(
     # Loading a task of the user's runs its code, which a bundle's user may not have allowed.
     if not (from_bundle and is_own_task(expert["evaluation"]["task"])):
         yield from find_task_faults(expert["evaluation"])
+    for task in (expert["evaluation"]["lm_eval"] or {}).get("tasks", ()):
+        if task.endswith(LM_EVAL_FILES) and not Path(task).is_file():
+            yield (
+                f"evaluation.lm_eval.tasks names {task}, which does not exist; correct the path, or"
+                " copy the file here, because a bundle does not carry it"
+            )
     for source in expert["sources"]:
         yield from _source_faults(source, task=expert["evaluation"]["task"])
     if expert["acceptance"]:

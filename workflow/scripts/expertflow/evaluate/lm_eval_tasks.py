@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from expertflow.core.errors import EvaluationError
-from expertflow.evaluate.records import LmEvalSpec
-
-YAML = (".yaml", ".yml")
+from expertflow.evaluate.records import LM_EVAL_FILES, LmEvalSpec
 
 
 def unavailable_reason() -> str | None:
@@ -23,9 +21,7 @@ def find_tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
 
     Raises EvaluationError for an unusable file or, if the harness is installed, an unknown name.
     """
-    files = [Path(task) for task in spec.tasks if task.endswith(YAML)]
-    if missing := [file for file in files if not file.is_file()]:
-        raise EvaluationError(f"evaluation.lm_eval.tasks: {missing[0]}: no such file")
+    files = [Path(task) for task in spec.tasks if task.endswith(LM_EVAL_FILES)]
     for file in files:
         # A task's YAML may have custom tags, so it is not parsed.
         named = rf"""^(task|group):\s*["']?{re.escape(file.stem)}["']?\s*(#|$)"""
@@ -34,7 +30,7 @@ def find_tasks(spec: LmEvalSpec) -> tuple[Any, list[str]]:
                 f"evaluation.lm_eval.tasks: {file}: has no line 'task: {file.stem}'; rename the"
                 " file or the task"
             )
-    names = [Path(task).stem if task.endswith(YAML) else task for task in spec.tasks]
+    names = [Path(task).stem if task.endswith(LM_EVAL_FILES) else task for task in spec.tasks]
     if unavailable_reason() is not None:
         return None, names
     tasks: Any = importlib.import_module("lm_eval.tasks")

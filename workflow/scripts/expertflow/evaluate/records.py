@@ -53,6 +53,9 @@ def redact_address(endpoint: str) -> str:
     return f"{scheme}{found}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
 
 
+LM_EVAL_FILES = (".yaml", ".yml")
+
+
 class LmEvalSpec(Record, frozen=True, kw_only=True):
     tasks: tuple[str, ...]
     n_shots: int
