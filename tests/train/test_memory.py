@@ -11,6 +11,7 @@ import torch
 from msgspec.structs import replace
 from support import LORA, SCRIPTS
 from tiny_run import assembled, made, train
+from transformers import AutoModelForCausalLM
 
 from expertflow.core.attempts import process_age_s
 from expertflow.core.errors import TrainingError, TransientError
@@ -131,14 +132,18 @@ def test_a_save_that_runs_out_of_memory_is_not_tried_with_a_smaller_micro_batch(
     assert not isinstance(caught.value, OutOfMemory) and not memory.read_retries(inputs.state)
 
 
+@pytest.mark.parametrize(
+    # Raised outside torch's allocator; hidden by transformers while quantizing.
+    ("said", "counted"), [("CUDA error: out of memory", {}), ("conversion", {"num_ooms": 1})]
+)  # fmt: skip
 def test_a_model_too_large_for_the_card_has_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, counted: dict[str, int]
 ) -> None:
     def load(*_: Any, **__: Any) -> None:
-        # Raised outside torch's allocator.
-        raise RuntimeError("CUDA error: out of memory")
+        raise RuntimeError(said)
 
-    monkeypatch.setattr(start, "load_for_training", load)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: counted)
     with pytest.raises(TrainingError, match=r"alone does not fit .* larger card"):
         train(small(tmp_path))
 

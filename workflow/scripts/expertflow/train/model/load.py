@@ -71,6 +71,11 @@ def load_base(
         raise TrainingError(
             f"model {path}: cannot be loaded ({single_line(error, 200)}); check the directory"
         ) from error
+    except RuntimeError as error:
+        # transformers only logs what failed while it quantized the weights.
+        if torch.cuda.memory_stats().get("num_ooms"):
+            raise torch.OutOfMemoryError(f"out of memory while loading {path}") from error
+        raise
     if quantized:
         # On CPUs with AVX512-BF16, bitsandbytes repacks the weights at the first forward pass
         # without gradients, rounds their scales to bf16, and then passes no gradient through the
