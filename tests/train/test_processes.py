@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,6 +22,7 @@ from expertflow.core.records import read_record
 from expertflow.report.profile import sum_by_kind
 from expertflow.train.model.load import load_for_export
 from expertflow.train.model.weights import list_trained_parameters
+from expertflow.train.processes import PATIENCE, Processes
 from expertflow.train.profiler import KERNELS, PROFILE
 from expertflow.train.records import KernelProfile
 from expertflow.train.saved import checkpoint_files
@@ -193,6 +195,14 @@ def test_a_wrong_number_of_processes_is_rejected(trainers: Trainers, tmp_path: P
     assert trainers.train(run, n_processes=1)["code"] == 1
     message = (run / "log").read_text().splitlines()[-1]
     assert "the plan is for 2 processes, but 1 started" in message
+
+
+def test_all_groups_wait_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **given: asked.update(given))
+    several: Any = SimpleNamespace(device=torch.device("cpu"), process_index=0, num_processes=2)
+    Processes(several)
+    assert asked["timeout"] == PATIENCE
 
 
 def test_helpers_wait_for_the_first_one(trainers: Trainers, both: Trained, tmp_path: Path) -> None:

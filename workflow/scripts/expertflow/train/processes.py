@@ -28,8 +28,9 @@ from expertflow.train.model.packed import PackedLoss, causal_lm, decoder_layers
 
 # Set by a launcher for each of its processes.
 RANK = "RANK"
-# How long a process may wait for another that loads a model or writes its checkpoint.
-PATIENCE = timedelta(minutes=30)
+# How long a process may wait for another that loads a model or writes its checkpoint: the weights
+# and moments of an 8B model are about 110 GB, which take a slow network disk 40 minutes.
+PATIENCE = timedelta(hours=1)
 # Time for a running step and checkpoint to finish when all processes are stopped.
 SHUTDOWN_S = 300
 # In many short naps, so that a machine suspended for a while loses only one of them.
@@ -50,7 +51,8 @@ class Processes:
         self.is_first = self.rank == 0
         self.world_size: int = accelerator.num_processes
         # Flags are reduced on the host: asking the device would stall it every step.
-        self._flags = dist.new_group(backend="gloo") if self.world_size > 1 else None
+        several = self.world_size > 1
+        self._flags = dist.new_group(backend="gloo", timeout=PATIENCE) if several else None
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> Any:
         """Wrap the optimizer for the loss scaler, if there is one.
