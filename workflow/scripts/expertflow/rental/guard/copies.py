@@ -28,7 +28,8 @@ from expertflow.train.saved import checkpoint_files
 
 log = logging.getLogger(__name__)
 HOLD, PLACE, SENT = "hold", "state/.guard", "%s %s: %d bytes in %.1f s"
-N_RETRIES, FIRST_WAIT_S, LONGEST_WAIT_S = 5, 5.0, 80.0
+# Over 20 minutes: a machine that nobody stops is paid for until somebody looks.
+N_RETRIES, FIRST_WAIT_S, LONGEST_WAIT_S = 20, 5.0, 80.0
 # At least this long is reserved for the last save and copies.
 RESERVE_S = 60.0
 # Transfers may take longer than the last ones: networks vary.
@@ -136,8 +137,7 @@ class Copies:
         for attempt in range(n_retries + 1):
             if self.send_all():
                 return True
-            # 5, 10, 20, 40, 80, 80, … s: the machine is paid for meanwhile.
-            wait_s = min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S)
+            wait_s = retry_wait_s(attempt)
             if attempt == n_retries or not may_go_on(wait_s):
                 break
             log.warning("trying again in %.0f s", wait_s)
@@ -215,6 +215,11 @@ class Copies:
         duration_s = sum(record.duration_s for record in self.pushes)
         s_per_byte = duration_s / n_sent if n_sent else 1 / UNMEASURED_BYTES_PER_S
         return max(RESERVE_S, MARGIN * (save_s + n_unsent * s_per_byte))
+
+
+def retry_wait_s(n_tries: int) -> float:
+    """Return 5, 10, 20, 40, 80, 80, … seconds."""
+    return min(FIRST_WAIT_S * 2.0**n_tries, LONGEST_WAIT_S)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from expertflow.core.files import remove
 from expertflow.core.locks import try_lock
 from expertflow.core.process import SIGNALS, kill_group
 from expertflow.core.records import write_record
-from expertflow.rental.guard.copies import N_RETRIES, RESERVE_S, Copies
+from expertflow.rental.guard.copies import N_RETRIES, RESERVE_S, Copies, retry_wait_s
 from expertflow.rental.guard.ledger import LEDGER, BudgetSpent, Meter
 from expertflow.rental.guard.supervisor import Supervisor
 from expertflow.rental.guard.timers import IdleGpu, Notice, Standstill
@@ -35,7 +35,7 @@ EXIT_CODES: dict[str, int] = {"budget": 80, "idle": 81, "stalled": 82, "notice":
 NOT_SYNCED, NOT_STOPPED = 84, 85
 # No stop command if a run is stopped by hand, or its machine is reclaimed.
 NO_HOOK = ("signal", "notice")
-N_HOOKS, HOOK_WAIT_S, HOOK_LIMIT_S = 3, 3.0, 120.0
+N_HOOKS, HOOK_LIMIT_S = 8, 120.0
 # As in timeout(1) and shells.
 TIMED_OUT, NOT_STARTED = 124, 126
 Outcome = Literal["finished", "failed", "budget", "idle", "stalled", "notice", "signal"]
@@ -315,13 +315,13 @@ class Guard:
             # A stopped Snakemake exits with 1, which looks like a failed run.
             "EXPERTFLOW_EXIT_CODE": str(exit_code),
         }
-        for attempt in range(1, N_HOOKS + 1):
+        for attempt in range(N_HOOKS):
             code = run_hook(command, environment)
             if code == 0:
                 return "run, exit code 0"
             log.error("the stop command ended with exit code %d", code)
-            if attempt < N_HOOKS:
-                time.sleep(HOOK_WAIT_S)
+            if attempt < N_HOOKS - 1:
+                self.copies.cancel.wait(retry_wait_s(attempt))
             if self.signals:
                 return f"failed, exit code {code}; not retried, because a signal arrived"
         return f"failed {N_HOOKS} times, exit code {code}"
