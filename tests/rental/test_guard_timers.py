@@ -60,6 +60,8 @@ Cards = tuple[float | None, ...]
         # A card without readings may be busy.
         (lambda _: (0.0, None), 0.1, "on: 2 cards, 0.1 min below 5 %", None),
         (lambda s: (0.0 if s < 3 else None,), 0.1, "off: the cards stopped reporting", None),
+        # One lost reading, at four seconds.
+        (lambda s: (None if 3 < s < 5 else 0.0,), 0.1, "on: 1 cards, 0.1 min below 5 %", 10.0),
         (lambda _: (), 0.1, "off: no driver", None),
         (lambda _: (0.0,), 0, "off: --idle-minutes 0", None),
     ],
@@ -82,7 +84,7 @@ def test_only_cards_that_are_all_idle_end_a_run(
         found = ends_after(clock, timer)
     assert found == (after_s and (after_s, "no card was 5 % busy for 0.1 min"))
     assert timer.state.startswith(state)
-    assert caplog.text.count("stopped reporting") == ("reporting" in state)
+    assert caplog.text.count("stopped reporting") == (read(4) == (None,))
 
 
 def test_a_notice_command_runs_every_second_with_a_five_second_limit(

@@ -43,9 +43,8 @@ class IdleGpu:
         if minutes > 0:
             gpus = stack.enter_context(open_gpus())
             self._devices = gpus.devices
-            self.state = f"on: {len(gpus.devices)} cards, {minutes:g} min below {BUSY_PERCENT:g} %"
-            if gpus.reason is not None:
-                self.state = f"off: {gpus.reason}"
+            self._on = f"on: {len(gpus.devices)} cards, {minutes:g} min below {BUSY_PERCENT:g} %"
+            self.state = self._on if gpus.reason is None else f"off: {gpus.reason}"
 
     def poll(self) -> str | None:
         now_s = time.monotonic()
@@ -54,10 +53,10 @@ class IdleGpu:
         self._due_s = now_s + GPU_EVERY_S
         shares = [device.read_figure("any_kernel_percent") for device in self._devices]
         known = [share for share in shares if share is not None]
-        if not known:
-            self._devices, self.state = (), "off: the cards stopped reporting how busy they are"
-            log.warning("idle timer %s", self.state)
-            return None
+        state = self._on if known else "off: the cards stopped reporting how busy they are"
+        if state != self.state:
+            self.state = state
+            log.warning("idle timer %s", state)
         # A card without readings may be busy.
         if len(known) < len(shares) or max(known) >= BUSY_PERCENT:
             self._busy_s = now_s
