@@ -11,6 +11,7 @@ from support import pair, turn
 
 from expertflow.data.chat_template import (
     ChatTemplate,
+    chat_environment,
     placeholder,
     special_pattern,
 )
@@ -174,6 +175,12 @@ def test_tools_and_calls_are_written_and_calls_are_learned() -> None:
     assert segments[1].text.startswith("system\nbe kind\n\n")
     call = '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>'
     assert learned(segments).strip() == f"{call}|<|im_end|>|b|<|im_end|>"
+    # OpenAI's own messages, as other programs pass them to the exported template.
+    function = {"name": "f", "arguments": '{"x": "é"}'}
+    chat = [{"role": turn.role, "content": turn.content or None} for turn in AGENT.turns]
+    chat[2] |= {"tool_calls": [{"type": "function", "function": function}]}
+    template = chat_environment().from_string(CHATML)
+    assert template.render(messages=chat, tools=list(AGENT.tools)) == whole(segments)
 
 
 def test_a_question_names_the_tools_and_the_calls_before_it() -> None:

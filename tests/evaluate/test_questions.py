@@ -96,6 +96,13 @@ def test_thoughts_opened_by_the_template_are_not_part_of_the_reference() -> None
     assert held.example.reference == "Q"
 
 
+def test_questions_that_a_template_rejects_take_two_lines(caplog: pytest.LogCaptureFixture) -> None:
+    layout = replace(LAYOUT, chat_template="nothing", chat_template_origin="tokenizer")
+    assert not choose(MANY, layout).reported
+    assert len(caplog.messages) == 2 and "is not asked: chat_template" in caplog.messages[0]
+    assert caplog.messages[1] == f"nor are {len(MANY) - 1} others"
+
+
 class Merging(Letters):
     """An engine that merges a space with the following letter."""
 

@@ -217,7 +217,7 @@ def test_a_held_out_question_shows_the_prompts_format(inputs: CardInputs) -> Non
     tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(body)
     [shown] = [token.content for token in tokens if token.type == "code_block"]
     assert shown.startswith(HOSTILE.splitlines()[0]) and "```" in shown
-    assert len(shown) < 700 and "its first 600 characters" in body
+    assert len(shown) < 700 and "one (its first 600 characters):" in body
     assert not [token for token in tokens if token.type == "html_block"]
     none = change(inputs, evaluation={"samples": ()})
     assert "Questions look like" not in write_card(none)

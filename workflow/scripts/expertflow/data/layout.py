@@ -29,10 +29,12 @@ CHATML = r"""{%- if tools %}
 {%- endif %}
 {%- for message in messages %}
 {%- if not (tools and loop.first and message.role == 'system') %}
-{{- '<|im_start|>' + message.role + '\n' + message.content }}
+{{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}
 {%- for call in message.tool_calls or [] %}
 {{- '\n' if message.content or not loop.first }}
-{{- '<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}
+{%- set given = call.function.arguments %}
+{{- '<tool_call>\n{"name": ' + call.function.name | tojson + ', "arguments": ' }}
+{{- (given if given is string else given | tojson) + '}\n</tool_call>' }}
 {%- endfor %}
 {{- '<|im_end|>\n' }}
 {%- endif %}

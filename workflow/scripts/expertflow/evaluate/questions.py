@@ -212,14 +212,21 @@ def find_unusable(asked: Sequence[Example], judge: Judge) -> dict[int, str]:
 
 
 def _made(make: Callable[[Document], T], documents: Iterable[Document]) -> Iterator[T]:
-    for document in documents:
-        if document.body.text is not None:
-            # Plain text asks nothing.
-            continue
-        try:
-            yield make(document)
-        except Reject as reject:
-            log.warning("%s is not asked: %s", document.document_id, reject)
+    n_rejected = 0
+    try:
+        for document in documents:
+            if document.body.text is not None:
+                # Plain text asks nothing.
+                continue
+            try:
+                yield make(document)
+            except Reject as reject:
+                n_rejected += 1
+                if n_rejected == 1:
+                    log.warning("%s is not asked: %s", document.document_id, reject)
+    finally:
+        if n_rejected > 1:
+            log.warning("nor are %d others", n_rejected - 1)
 
 
 def _example(renderer: Renderer, document: Document) -> tuple[Example, tuple[Segment, ...]]:
