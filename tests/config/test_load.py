@@ -191,6 +191,13 @@ BENCHMARK = {"path": __file__, "text": "{q"}
         ({"data": {"chat_template": "{{ x }}" * 99}}, "a template itself; save it to a file"),
         ({"demo": {"modle": "x"}}, "unknown key 'modle'"),
         ({"ablation": {}}, "'ablation'; it is a key of config/config.yaml; move it there"),
+        ({"eval_fraction": 0.1}, "'eval_fraction'; it is a key of data; move it there"),
+        ({"training": {"r": 8}}, "'training.r'; it is a key of training.lora; move it there"),
+        ({"data": {"model": "x"}}, "'data.model'; it is a key of the manifest itself or eval"),
+        (
+            {"sources": [{**SOURCE, "text": "{a}", "near_duplicates": {}}]},
+            "'sources.0.near_dup.* of data;",
+        ),
         # YAML reads the key 1 as a number and the key on as true.
         ({"data": {1: "x", "seeed": 0}}, "unknown key 'data.1'; known keys:"),
         ({"sources": [{**base()["sources"][0], "where": {1: "x"}}]}, "where' is 1: .*Quote a key"),

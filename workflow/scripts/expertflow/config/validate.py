@@ -45,6 +45,22 @@ def former_names() -> dict[str, str]:
 
 
 @cache
+def find_places(key: str) -> list[str]:
+    """List the objects of a manifest that have a key, by dotted names."""
+    root, found = read_schema("expert"), []
+
+    def walk(schema: JsonSchema, place: str) -> None:
+        schema = root["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        if key in schema.get("properties", {}):
+            found.append(place or "the manifest itself")
+        for name, part in schema.get("properties", {}).items():
+            walk(part.get("items", part), f"{place}.{name}".removeprefix("."))
+
+    walk(root, "")
+    return found
+
+
+@cache
 def read_schema(name: str) -> JsonSchema:
     """Read a schema from its file; training, claims, kinds and tasks are declared in code."""
     schema: JsonSchema = read_yaml(BASEDIR / "workflow" / "schemas" / f"{name}.schema.yaml")
@@ -239,6 +255,8 @@ def _one_of(rule: Any, instance: Any) -> str:
 def _meant(unknown: str, known: list[str]) -> str:
     """Return the known key that an unknown one stands for; empty if there is none."""
     new = former_names().get(unknown, "").split(".")[0]
+    if find_places(unknown):
+        return ""
     near = difflib.get_close_matches(unknown, known, n=1)
     return new if new in known else "".join(near)
 
@@ -249,8 +267,11 @@ def _hint(unknown: str, known: list[str]) -> str:
     new = former_names().get(unknown, "")
     if new.split(".")[0] in known:
         return f"it is called {new!r} here (docs/migration.md)"
-    if unknown in read_schema("config")["properties"]:
-        return "it is a key of config/config.yaml; move it there"
+    places = find_places(unknown)
+    if not places and unknown in read_schema("config")["properties"]:
+        places = ["config/config.yaml"]
+    if places:
+        return f"it is a key of {' or '.join(places)}; move it there"
     return suggest_name(unknown, known, f"known keys: {', '.join(known)}")
 
 
