@@ -102,9 +102,15 @@ def test_counters_that_fail_have_a_reason(library: Path, tmp_path: Path) -> None
     assert record["sm_active_percent"]["mean"] == pytest.approx(85)
 
 
-def test_a_card_in_mig_mode_is_not_monitored(library: Path, tmp_path: Path) -> None:
-    record = watch(library, tmp_path, mig=1)
-    assert record["gpu_name"] is None and "MIG" in record["unavailable"]["power_w"]
+def test_an_instance_of_a_card_in_mig_mode_is_a_card(library: Path, tmp_path: Path) -> None:
+    split: dict[str, Any] = {"0__mig": 1, "8__name": "H100 MIG 3g", "8__memory_total": 40 * 10**9}
+    split |= {"9__name": "H100 MIG 1g", "9__uuid": "MIG-b"}
+    record = watch(library, tmp_path, **split)
+    assert (record["gpu_name"], record["memory_total_bytes"]) == ("H100 MIG 3g", 40 * 10**9)
+    for setting, name in (("MIG-b", "H100 MIG 1g"), ("MIG-c", None)):
+        record = watch(library, tmp_path, CUDA_VISIBLE_DEVICES=setting, **split)
+        assert record["gpu_name"] == name
+    assert "none of its instances is visible" in record["unavailable"]["power_w"]
     # A card without MIG support is complete, and none of its readings is lost.
     record = watch(library, tmp_path, mig=1, fail__mig=999)
     assert record["gpu_name"] == "SIMULATED H100" and record["n_lost_readings"] == {}

@@ -89,6 +89,12 @@ int nvmlDeviceGetName(void *d, char *b, uint n) { return give_text(d, "name", b,
 int nvmlSystemGetDriverVersion(char *b, uint n) { return give_text(NULL, "driver", b, n); }
 int nvmlDeviceGetUUID(void *d, char *b, uint n) { return give_text(d, "uuid", b, n); }
 int nvmlDeviceGetMigMode(void *d, uint *now, uint *next) { *next = 0; return give(d, "mig", now); }
+/* Instances of card 0 answer as cards 8 and 9. */
+int nvmlDeviceGetMaxMigDeviceCount(void *d, uint *n) { *n = 4; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *d, uint i, void **one) {
+    *one = (void *)(size_t)(i + 8);
+    return i == 1 || i == 2 ? 0 : 6;
+}
 int nvmlDeviceGetPowerUsage(void *d, uint *v) { return give(d, "power", v); }
 int nvmlDeviceGetEnforcedPowerLimit(void *d, uint *v) { return give(d, "power_limit", v); }
 int nvmlDeviceGetTemperature(void *d, uint sensor, uint *v) { return give(d, "temperature", v); }

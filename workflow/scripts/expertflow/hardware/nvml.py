@@ -21,7 +21,7 @@ from expertflow.hardware.records import CardProcess
 NO_DRIVER = "no NVIDIA driver on this machine"
 SIMULATED = "SIMULATED"
 HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
-MIG = "the card is in MIG mode; a share of a card is not monitored"
+MIG = "the card is in MIG mode, and none of its instances is visible here"
 UNORDERED = (
     "cards of several kinds: CUDA numbers them by speed and the driver by the bus, so the card"
     " monitored may not be the one in use; set CUDA_DEVICE_ORDER=PCI_BUS_ID or use a UUID"
@@ -222,6 +222,16 @@ class Device(Struct):
             return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
         return False
 
+    def list_instances(self) -> list["Device"]:
+        """Return the instances of a card in MIG mode; each has its own name and memory."""
+        found = []
+        for i in range(self.ask_driver("instances", pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
+            # Only some of the possible ones exist, or belong to this container.
+            with suppress(pynvml.NVMLError):
+                handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.handle, i)
+                found.append(Device(index=self.index, handle=handle))
+        return found
+
     def read_counters(self) -> dict[str, float]:
         """Return tensor-active, SM-active and PCIe traffic since the last call, as far as known."""
         figures = self.ask_driver("gpm", self._read_gpm)
@@ -318,14 +328,18 @@ def _find(n_gpus: int | None) -> Gpus:
     if not devices:
         return Gpus(driver=driver, reason=why_none)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is not None and setting.startswith("MIG-"):
+        devices = [one for card in devices if card.is_split() for one in card.list_instances()]
+        # CUDA uses the first instance only.
+        n_gpus = 1
     indexes, reason = visible_gpus(setting, [device.read_figure("uuid") for device in devices])
     by_uuid = setting is not None and setting.strip().startswith("GPU-")
     is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or by_uuid
     is_mixed = len({device.read_figure("gpu_name") for device in devices}) > 1
     chosen = tuple(devices[i] for i in indexes)[:n_gpus]
     if any(device.is_split() for device in chosen):
-        # Its figures cover all instances together, but a job has only one of them.
-        chosen, reason = (), MIG
+        chosen = tuple(chosen[0].list_instances()[:1]) if chosen[0].is_split() else ()
+        reason = None if chosen else MIG
     remarks = (UNORDERED,) if is_mixed and not is_ordered else ()
     names = [device.read_figure("gpu_name") or "" for device in chosen]
     simulated = any(text.startswith(SIMULATED) for text in (driver, *names))
@@ -344,22 +358,20 @@ def visible_gpus(
     """
     if setting is None:
         return tuple(range(len(uuids))), None
-    if "MIG-" in setting:
-        return (), MIG
     found: list[int] = []
     for entry in setting.split(","):
         index = gpu_index(entry.strip(), uuids)
         if index is None:
             break
         found.append(index)
-    return tuple(found), None if found else HIDDEN
+    return tuple(found), None if found else MIG if "MIG-" in setting else HIDDEN
 
 
 def gpu_index(entry: str, uuids: Sequence[str | None]) -> int | None:
     """Return the index of the card that an index or (the start of) a UUID names; null if none."""
     if entry.isascii() and entry.isdigit():
         return int(entry) if int(entry) < len(uuids) else None
-    if not entry.startswith("GPU-"):
+    if not entry.startswith(("GPU-", "MIG-")):
         return None
     matches = [i for i, uuid in enumerate(uuids) if uuid is not None and uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None
