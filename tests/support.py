@@ -243,7 +243,11 @@ def write_tiny_run(
     packing = pack_sequences(
         expert="tiny", spec=packing_spec(), shards=[shard], keep=keep, directory=folder / "packed"
     )
-    facts = _write_tiny_model(folder / "base_model")
+    tiny_qwen3(vocab_size=97, tie_word_embeddings=True).save_pretrained(folder / "base_model")
+    facts = ModelFacts(
+        n_layers=2, hidden_size=32, n_heads=4, n_kv_heads=2, head_dim=8, intermediate_size=64,
+        vocab_size=97, tie_word_embeddings=True, model_type="qwen3",
+    )  # fmt: skip
     method = "full" if lora is None else "lora"
     settings = {"method": method, "lora": lora, "max_steps": n_steps, **changes}
     draft = PlanDraft(
@@ -267,13 +271,23 @@ def write_tiny_run(
         write_record(folder / f"{name}.json", record)
 
 
-def _write_tiny_model(folder: Path) -> ModelFacts:
-    """Write a random 2-layer Qwen3; return its shape."""
-    tiny_qwen3(vocab_size=97, tie_word_embeddings=True).save_pretrained(folder)
-    return ModelFacts(
-        n_layers=2, hidden_size=32, n_heads=4, n_kv_heads=2, head_dim=8, intermediate_size=64,
-        vocab_size=97, tie_word_embeddings=True, model_type="qwen3",
-    )  # fmt: skip
+def train_on(net: Any, rows: PackedRows, *, n_steps: int) -> list[float]:
+    """Train a model on all rows at once; return the losses."""
+    import torch
+
+    from expertflow.train.feed.batches import Collator
+    from expertflow.train.model.packed import PackedLoss
+
+    loss, losses = PackedLoss(net.train()), []
+    optimizer = torch.optim.AdamW((p for p in net.parameters() if p.requires_grad), lr=1e-2)
+    batch = Collator(rows).batch(np.arange(len(rows)))
+    for _ in range(n_steps):
+        value = loss(batch) / batch.n_target_tokens
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.item())
+    return losses
 
 
 def tiny_qwen3(*, seed: int = 0, scale: float = 1.0, **changes: Any) -> Any:

@@ -9,8 +9,9 @@ import transformers
 from msgspec.structs import replace
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
-from test_model_families import FAMILIES, WHOLE, export_and_compare, logits, plain, train
-from tiny_models import VOCAB_SIZE, write_base
+from support import train_on
+from test_model_families import FAMILIES, WHOLE, export_and_compare, logits, plain
+from tiny_models import VOCAB_SIZE, held_out_rows, write_base
 
 from expertflow.tokens.records import TokenizerSpec
 from expertflow.tokens.tokenizer import prepare_tokenizer, save_tokenizer, train_tokenizer
@@ -21,7 +22,7 @@ from expertflow.train.records import ModelRecord, ModelSpec
 ADDED = ("<|sql|>", "<|schema|>")
 
 
-def specs(base: Path, added: tuple[str, ...] = ADDED) -> tuple[TokenizerSpec, ModelSpec]:
+def prepare(base: Path, folder: Path, added: tuple[str, ...] = ADDED) -> ModelRecord:
     common: dict[str, Any] = {"model": str(base), "revision": None, "content": {}}
     tokenizer = TokenizerSpec(
         **common, tokenizer=None, vocab_size=300, chat_template="auto",
@@ -31,11 +32,6 @@ def specs(base: Path, added: tuple[str, ...] = ADDED) -> tuple[TokenizerSpec, Mo
         **common, license=None, n_layers=1, hidden_size=16, n_heads=2, n_kv_heads=1, head_dim=8,
         intermediate_size=32, seed=0, added_tokens=added,
     )  # fmt: skip
-    return tokenizer, model
-
-
-def prepare(base: Path, folder: Path, added: tuple[str, ...] = ADDED) -> ModelRecord:
-    tokenizer, model = specs(base, added)
     record = prepare_tokenizer(tokenizer, [], folder / "tokenizer")
     return prepare_model(model, record, folder / "base_model")
 
@@ -82,7 +78,7 @@ def test_a_family_grows_by_means_trains_and_loads_elsewhere(name: str, tmp_path:
         return
 
     net = add_adapter(load_base(made.path, dtype=torch.float32, attention_name="packed"), WHOLE)
-    losses = train(net)
+    losses = train_on(net, held_out_rows(), n_steps=8)
     assert losses[-1] < losses[0]
     net.name_or_path = net.config.name_or_path = made.path
     merged = export_and_compare(net, Path(made.path), tmp_path)
@@ -97,7 +93,7 @@ def test_an_adapter_of_a_hub_model_finds_its_rows(tmp_path: Path) -> None:
     full_tokenizer(base)
     made = prepare(base, tmp_path / "made")
     net = add_adapter(load_base(made.path, dtype=torch.float32, attention_name="eager"), WHOLE)
-    train(net)
+    train_on(net, held_out_rows(), n_steps=8)
     net.save_pretrained(tmp_path / "adapter")
     name_base(tmp_path / "adapter", replace(made, kind="hub"))
     for name in ("tokenizer.json", "tokenizer_config.json"):

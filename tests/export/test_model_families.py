@@ -6,14 +6,13 @@ Likewise for embedding and head trained in full along with an adapter.
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from msgspec.structs import replace
 from peft import PeftModel
 from safetensors.torch import load_file
-from support import LORA
+from support import LORA, train_on
 from tiny_models import ATTENTION, VOCAB_SIZE, export, held_out_rows, load, trained, write_base
 from transformers import AutoModelForCausalLM
 
@@ -21,7 +20,6 @@ from expertflow.core.errors import TrainingError
 from expertflow.plan.flops import count_trained_weights
 from expertflow.plan.settings import ALL_LINEAR, Whole
 from expertflow.tokens.tokenizer import save_tokenizer, train_tokenizer
-from expertflow.train.feed.batches import Collator
 from expertflow.train.model.base import read_facts
 from expertflow.train.model.load import add_adapter, load_base
 from expertflow.train.model.packed import PackedLoss, find_head
@@ -72,11 +70,12 @@ def test_a_family_trains_merges_and_loads_elsewhere(name: str, tmp_path: Path) -
 
     net = load_base(str(base), dtype=torch.float32, attention_name="packed")
     assert check_model(PackedLoss(net)).startswith("model checked")
-    linear = list_products(net) - {"lm_head"}
+    kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
+    linear = {name for name, m in net.named_modules() if isinstance(m, kinds)} - {"lm_head"}
     net = add_adapter(net, ADAPTER)
     adapted = {name for name, m in net.named_modules() if hasattr(m, "lora_A")}
     assert {name.removeprefix("base_model.model.") for name in adapted} == linear
-    losses = train(net)
+    losses = train_on(net, held_out_rows(), n_steps=8)
     assert losses[-1] < losses[0]
     export_and_compare(net, base, tmp_path)
 
@@ -90,25 +89,6 @@ def export_and_compare(net: Any, base: Path, folder: Path) -> Any:
     merged = plain(folder / "merged")
     torch.testing.assert_close(logits(merged), logits(net), atol=1e-4, rtol=1e-4)
     return merged
-
-
-def list_products(net: torch.nn.Module) -> set[str]:
-    kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
-    return {name for name, module in net.named_modules() if isinstance(module, kinds)}
-
-
-def train(net: Any) -> list[float]:
-    loss = PackedLoss(net.train())
-    batch = Collator(held_out_rows()).batch(np.arange(5))
-    optimizer = torch.optim.AdamW((p for p in net.parameters() if p.requires_grad), lr=1e-2)
-    losses = []
-    for _ in range(8):
-        value = loss(batch) / batch.n_target_tokens
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(value.item())
-    return losses
 
 
 # Whether tied, the modules named, and how many vocabulary matrices are trained.
@@ -147,7 +127,7 @@ def test_they_are_trained_saved_and_merged(
     trains_head = tied or "lm_head" in named
     assert find_head(net.get_base_model()).weight_VH.requires_grad == trains_head
     assert check_model(PackedLoss(net)).startswith("model checked")
-    losses = train(net)
+    losses = train_on(net, held_out_rows(), n_steps=8)
     assert losses[-1] < losses[0]
     assert not any(torch.equal(p, before[name]) for name, p in whole.items())
 
@@ -180,7 +160,7 @@ def test_on_a_base_in_half_precision_they_are_exact_in_fp32(
     net = add_adapter(model, replace(WHOLE, use_dora=use_dora))
     assert {p.dtype for p in list_trained_parameters(net).values()} == {torch.float32}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = train(net)
+        losses = train_on(net, held_out_rows(), n_steps=8)
     assert losses[-1] < losses[0]
     net.save_pretrained(tmp_path / "adapter")
     sha256 = weights_sha256(net)

@@ -17,7 +17,7 @@ import torch
 from loopback_hub import Hub, Repository, serving_models
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
-from support import LORA, SCRIPTS, tiny_tokenizer
+from support import LORA, SCRIPTS, tiny_tokenizer, train_on
 from transformers import CONFIG_MAPPING
 
 from expertflow.core.errors import DataError, TrainingError
@@ -27,7 +27,6 @@ from expertflow.plan.flops import KNOWN_TYPES
 from expertflow.tokens.arrow import PackedRows
 from expertflow.tokens.records import TokenizerSpec
 from expertflow.tokens.tokenizer import prepare_tokenizer
-from expertflow.train.feed.batches import Collator
 from expertflow.train.model import load as loading
 from expertflow.train.model.base import (
     TIED,
@@ -290,27 +289,12 @@ def held_out_loss(net: Any, rows: PackedRows) -> Any:
     return compute_held_out_loss(PackedLoss(net).eval(), rows, micro_batch_size=2)
 
 
-def train(net: Any, rows: PackedRows, *, n_steps: int) -> list[float]:
-    loss, losses = PackedLoss(net), []
-    trained = [p for p in net.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-2)
-    batch = Collator(rows).batch(np.arange(2))
-    loss.train()
-    for _ in range(n_steps):
-        value = loss(batch) / batch.n_target_tokens
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(value.item())
-    return losses
-
-
 @needs_bitsandbytes
 @pytest.mark.parametrize("changes", [{}, {"use_dora": True}, {"use_rslora": True}])
 def test_only_the_adapter_learns(load: Load, rows: PackedRows, changes: dict[str, bool]) -> None:
     net = load(**changes)
     frozen = {n: p.clone() for n, p in net.named_parameters() if not p.requires_grad}
-    losses = train(net, rows, n_steps=25)
+    losses = train_on(net, rows, n_steps=25)
     assert losses[-1] < losses[0] - 0.2
     after = dict(net.named_parameters())
     assert all(torch.equal(value, after[name]) for name, value in frozen.items())
@@ -336,7 +320,7 @@ def test_layers_are_in_4_bits_and_embeddings_and_head_are_not(load: Load, run: T
 @needs_bitsandbytes
 def test_adapters_reload(load: Load, rows: PackedRows, run: TrainInputs, tmp_path: Path) -> None:
     net = load()
-    train(net, rows, n_steps=5)
+    train_on(net, rows, n_steps=5)
     expected = held_out_loss(net, rows)
     save_file(trainable_state(net), tmp_path / "weights.safetensors")
     fresh = load()
