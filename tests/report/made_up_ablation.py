@@ -68,17 +68,14 @@ def make_bar(
     )  # fmt: skip
 
 
-def make_ladder() -> list[Bar]:
-    """Make the rungs; the one after a gap has no step, as in a real record."""
+def make_ablation(**changed: Any) -> AblationRecord:
+    """Make the record of expert-sql; the card's name says that it was not measured."""
+    # The rung after a gap has no step, as in a real record.
     speeds = [None, *(speed for _, _, speed in RUNGS)]
-    return [
+    rungs = [
         make_bar(name, label, speed, of=LADDER, before=before)
         for (name, label, speed), before in zip(RUNGS, speeds, strict=False)
     ]
-
-
-def make_ablation(**changed: Any) -> AblationRecord:
-    """Make the record of expert-sql; the card's name says that it was not measured."""
     singles = []
     for name, label, ratio, why in CHANGES:
         missing = {"outcome": "not measurable", "reason": why} if why else {}
@@ -91,7 +88,7 @@ def make_ablation(**changed: Any) -> AblationRecord:
         plan_tokens_per_s=PLAN_TOKENS_PER_S,
         plan_usd_per_million_tokens=2.49 / 3.6e-3 / PLAN_TOKENS_PER_S,
         ladders=(tuple(name for name, _, _ in RUNGS),),
-        bars=(*make_ladder(), *singles), claims=make_claims(),
+        bars=(*rungs, *singles), claims=make_claims(),
         versions={"torch": "2.13.0"}, unavailable={},
     )  # fmt: skip
     return replace(record, **changed)

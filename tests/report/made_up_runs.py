@@ -7,7 +7,7 @@ from typing import Any
 import made_up_evaluation as learned
 import made_up_records as pieces
 import made_up_series as series
-from made_up_series import make_profile, not_profiled
+from made_up_series import make_profile
 from msgspec.structs import replace
 
 from expertflow.core.attempts import Attempt
@@ -18,7 +18,8 @@ from expertflow.report.build import build_report
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.page import render_page
 from expertflow.report.records import ChainLink, Report
-from expertflow.train.records import NOT_ON_CPU
+from expertflow.train.profiler import NOT_ASKED
+from expertflow.train.records import NOT_ON_CPU, KernelProfile
 
 PROVENANCE = {
     "git": "3f9c2ab0d1 (clean)",
@@ -148,7 +149,7 @@ def make_cpu_inputs() -> ReportInputs:
         attempts=make_attempts(
             {"train_expert": [[(101.0, 2_813.0)]], "build_report": [[(2_813.0, 2_815.0)]]}
         ),
-        profile=not_profiled(),
+        profile=KernelProfile(device="cpu", reason=NOT_ASKED),
         staging=replace(gpu.staging, rows=pieces.read_in_place(gpu.staging.rows),
                         weights=pieces.read_in_place(gpu.staging.weights)),
         monitor=summarize(samples, card=no_card(NO_DRIVER), configured_s=1.0),

@@ -5,7 +5,6 @@ import random
 from typing import Any
 
 from expertflow.hardware import records as h
-from expertflow.train.profiler import NOT_ASKED
 from expertflow.train.records import Kernel, KernelProfile, StepRecord
 
 GPU = "NVIDIA H100 80GB HBM3"
@@ -143,7 +142,3 @@ def make_profile() -> KernelProfile:
         kernels=tuple(sorted(kernels, key=lambda kernel: (-kernel.total_s, kernel.name))),
         trace="trace.json.gz", n_trace_bytes=11_000_000,
     )  # fmt: skip
-
-
-def not_profiled(reason: str = NOT_ASKED) -> KernelProfile:
-    return KernelProfile(device="cpu", reason=reason)

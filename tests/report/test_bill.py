@@ -20,6 +20,12 @@ def bill_of(inputs: ReportInputs) -> Bill:
     return bill
 
 
+def paid(start_s: float, end_s: float, usd_per_hour: float, machine: str) -> PaidSession:
+    return PaidSession(
+        start_s=START_S + start_s, end_s=START_S + end_s, usd_per_hour=usd_per_hour, machine=machine
+    )
+
+
 def test_resumed_work_is_not_lost() -> None:
     """Of two sessions the last took 2,776 s; the clock's remaining time came from the first."""
     (lost,) = bill_of(GPU.inputs).lost
@@ -57,19 +63,14 @@ def test_other_machines_and_cpus_have_no_rented_card() -> None:
 
 def test_the_guards_ledger_is_the_price() -> None:
     """Its ledger is minutes old when the report is built; sessions of other runs do not count."""
-    sessions = [
-        PaidSession(
-            start_s=START_S + start_s, end_s=START_S + end_s, usd_per_hour=usd, machine=machine
-        )
-        for start_s, end_s, usd, machine in (
-            (-9_000, -8_000, 9.0, "c0ffee"), (-30, 700, 3.0, "c0ffee"), (0, 9e3, 9.0, ""),
-            (0, 9e3, 9.0, "another"), (702, 4_000, 3.0, "c0ffee"),
-        )
-    ]  # fmt: skip
+    sessions = (
+        paid(-9_000, -8_000, 9.0, "c0ffee"), paid(-30, 700, 3.0, "c0ffee"), paid(0, 9e3, 9.0, ""),
+        paid(0, 9e3, 9.0, "another"), paid(702, 4_000, 3.0, "c0ffee"),
+    )  # fmt: skip
     cost = replace(GPU.inputs.plan.cost, price_usd_per_hour=None)
     inputs = replace(
         GPU.inputs,
-        ledger=Ledger(sessions=tuple(sessions)),
+        ledger=Ledger(sessions=sessions),
         plan=replace(GPU.inputs.plan, cost=cost),
     )
     bill = bill_of(inputs)
@@ -88,13 +89,7 @@ def test_the_guard_pays_for_more_than_this_result() -> None:
     sessions = [(-30, 100), (200, 5.5 * HOUR_S), (6 * HOUR_S - 50, 8 * HOUR_S)]
     times = {"fetch_source": [[(0.0, 60.0)]], "train_expert": [[(6 * HOUR_S, 8 * HOUR_S)]]}
     attempts = make_attempts(times)
-    machine = attempts["train_expert"][0][0].machine
-    paid = [
-        PaidSession(
-            start_s=START_S + start_s, end_s=START_S + end_s, usd_per_hour=3.0, machine=where
-        )
-        for where in (machine, "another")
-        for start_s, end_s in sessions
-    ]
-    inputs = replace(GPU.inputs, attempts=attempts, ledger=Ledger(sessions=tuple(paid)))
+    machines = (attempts["train_expert"][0][0].machine, "another")
+    ledger = Ledger(sessions=tuple(paid(*one, 3.0, m) for m in machines for one in sessions))
+    inputs = replace(GPU.inputs, attempts=attempts, ledger=ledger)
     assert bill_of(inputs).machine.usd == pytest.approx((80 + 60 + 2 * HOUR_S) / 3600 * 3.0)
