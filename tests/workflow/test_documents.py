@@ -91,15 +91,12 @@ def test_the_tables_experts_are_those_of_the_configuration() -> None:
     assert named == SHIPPED
 
 
-def example_commands(path: Path) -> list[list[str]]:
-    value: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    text = value["run"] if "run" in value else "\n".join(value["commands"])
-    return [shlex.split(line) for line in text.replace("\\\n", " ").splitlines() if line.strip()]
-
-
 @pytest.mark.parametrize("path", EXAMPLES.values(), ids=list(EXAMPLES))
 def test_an_example_refers_to_existing_files_and_says_that_it_was_not_run(path: Path) -> None:
-    commands = example_commands(path)
+    value: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    text = value["run"] if "run" in value else "\n".join(value["commands"])
+    lines = text.replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line) for line in lines if line.strip()]
     scripts = [word for words in commands for word in words if word.endswith(".py")]
     assert len(scripts) == 2 and all((ROOT / script).is_file() for script in scripts)
     assert "example that was NOT run" in path.read_text(encoding="utf-8")

@@ -13,14 +13,6 @@ from workflow_space import Workspace, make_workspace, readme_manifest
 N = 12
 
 
-def shown_records() -> list[str]:
-    """Return the texts of the README's three files: questions, a table, chats."""
-    text = (ROOT / "README.md").read_text()
-    found = re.search(r"with its fields; run again\.[^\n]*\n\n   ```\n(.*?)   ```", text, re.DOTALL)
-    assert found
-    return [re.sub("^   ", "", part, flags=re.MULTILINE) for part in found[1].split("\n\n")]
-
-
 def repeat(record: str) -> str:
     """Return records like the one shown, each with its own question."""
     return "".join(record.strip().replace("France", f"France ({i})") + "\n" for i in range(N))
@@ -30,7 +22,11 @@ def repeat(record: str) -> str:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     space = make_workspace(tmp_path_factory.mktemp("own") / "clone")
     data = space.root / "data"
-    lines, table, chats = shown_records()
+    text = (ROOT / "README.md").read_text()
+    found = re.search(r"with its fields; run again\.[^\n]*\n\n   ```\n(.*?)   ```", text, re.DOTALL)
+    assert found
+    shown = [re.sub("^   ", "", part, flags=re.MULTILINE) for part in found[1].split("\n\n")]
+    lines, table, chats = shown
     header, row = table.strip().splitlines()
     (data / "lines.jsonl").write_text(repeat(lines))
     (data / "table.csv").write_text(f"{header}\n{repeat(row)}")
