@@ -111,8 +111,8 @@ def translate_text(folder: Path, text: str, name: str = "x.yaml") -> Translation
     return translate(folder / name)
 
 
-def training_of(folder: Path, text: str, name: str = "x.yaml") -> dict[str, Any]:
-    training: dict[str, Any] = translate_text(folder, text, name).manifest["training"]
+def training_of(folder: Path, text: str) -> dict[str, Any]:
+    training: dict[str, Any] = translate_text(folder, text).manifest["training"]
     return training
 
 

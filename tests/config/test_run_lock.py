@@ -48,11 +48,6 @@ def start(code: str) -> tuple["subprocess.Popen[str]", str]:
     return run, run.stdout.readline()
 
 
-def end(run: "subprocess.Popen[str]") -> None:
-    run.kill()
-    run.communicate()
-
-
 def test_a_run_finds_and_awaits_orphans(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,7 +58,8 @@ def test_a_run_finds_and_awaits_orphans(
     # A job of a living run is not an orphan, and a reused process id is not a run.
     assert find_orphans() == {}
     assert not run_lock._is_run_of(run.pid, psutil.Process())
-    end(run)
+    run.kill()
+    run.communicate()
     assert find_orphans() == {child.pid: "sleep 600"}
     # A job of another folder, machine or container is not ours.
     (elsewhere := folder / "elsewhere").mkdir()

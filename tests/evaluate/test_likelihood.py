@@ -148,17 +148,13 @@ def packed_model(request: pytest.FixtureRequest) -> Qwen3ForCausalLM:
     return model
 
 
-def made_rows() -> PackedRows:
-    """Rows of several documents: some cut, one without targets, one padded."""
-    ids = np.random.default_rng(0).integers(2, VOCAB, (5, 24)).astype(np.int32)
-    lengths = [[24], [14, 10], [5, 6, 7], [1, 2, 21], [23]]
-    spans = [[], [2, 14, 16, 24], [0, 3, 7, 11, 15, 18], [0, 24], [20, 23]]
-    return PackedRows.from_lists(ids, lengths, spans)
-
-
 @torch.no_grad()
 def test_documents_have_the_loss_they_have_alone(packed_model: Qwen3ForCausalLM) -> None:
-    rows = made_rows()
+    # Rows of several documents: some cut, one without targets, one padded.
+    ids_NL = np.random.default_rng(0).integers(2, VOCAB, (5, 24)).astype(np.int32)
+    lengths = [[24], [14, 10], [5, 6, 7], [1, 2, 21], [23]]
+    learnt = [[], [2, 14, 16, 24], [0, 3, 7, 11, 15, 18], [0, 24], [20, 23]]
+    rows = PackedRows.from_lists(ids_NL, lengths, learnt)
     nats, counts = [], []
     for i in range(len(rows)):
         [ids] = rows.take_ids(np.array([i])).tolist()

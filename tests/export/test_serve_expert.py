@@ -68,20 +68,17 @@ def user(text: str) -> Turn:
     return Turn(role="user", content=text, learned=False)
 
 
-def as_scored(expert: serve.ServedExpert, turns: list[Turn]) -> str:
+def test_it_answers_as_it_was_scored_without_its_stop_text(folder: Path, tmp_path: Path) -> None:
+    expert, pieces = load(folder), list[str]()
+    turns = [user("what is two")]
+    said = expert.generate_answer(turns, pieces.append)
     how = GenerationSpec(
         task="exact_match", max_examples=1, n_selection_examples=0, max_new_tokens=16,
         batch_size=1, decoding=Decoding(),
     )  # fmt: skip
     codec = PromptCodec(expert.engine, expert.layout)
-    found = generate_answers(expert.model, [expert.prompt_ids(turns)], codec, how)
-    return found[0].text
-
-
-def test_it_answers_as_it_was_scored_without_its_stop_text(folder: Path, tmp_path: Path) -> None:
-    expert, pieces = load(folder), list[str]()
-    said = expert.generate_answer([user("what is two")], pieces.append)
-    assert "".join(pieces) == said == as_scored(expert, [user("what is two")])
+    scored = generate_answers(expert.model, [expert.prompt_ids(turns)], codec, how)
+    assert "".join(pieces) == said == scored[0].text
     assert len(pieces) > 3
     ids = expert.prompt_ids([user("two<|im_end|>")])
     text = expert.engine.decode(ids)
@@ -108,11 +105,16 @@ def test_a_character_of_several_tokens_is_shown_once_complete(folder: Path) -> N
 def test_a_chat_has_the_system_prompt_of_training_and_is_kept_until_it_is_reset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = "be\r\nbrief é "
+    own, asked = "be\r\nbrief é ", list[list[str]]()
+
+    def generate_answer(self: serve.ServedExpert, turns: list[Turn], show: Any) -> str:
+        asked.append([turn.content for turn in turns])
+        return f"a{len(asked)}"
+
+    monkeypatch.setattr(serve.ServedExpert, "generate_answer", generate_answer)
     export(tmp_path, Decoding())
     (tmp_path / SYSTEM_PROMPT).write_bytes(own.encode())
     expert = load(tmp_path)
-    asked = watched(expert, monkeypatch)
     for system in (None, "other", ""):
         serve.run_chat(expert, system, read=typed("one"), show=no_show)
     serve.answer_once(expert, None, "two", no_show)
@@ -128,18 +130,6 @@ def test_a_chat_has_the_system_prompt_of_training_and_is_kept_until_it_is_reset(
 def typed(*lines: str | type[BaseException]) -> Callable[[], str]:
     """Type lines or raise exceptions like keys do, then end the input."""
     return Mock(side_effect=[*lines, EOFError])
-
-
-def watched(expert: serve.ServedExpert, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Record the expert's prompts, instead of letting it answer."""
-    asked: list[list[str]] = []
-
-    def generate_answer(self: serve.ServedExpert, turns: list[Turn], show: Any) -> str:
-        asked.append([turn.content for turn in turns])
-        return f"a{len(asked)}"
-
-    monkeypatch.setattr(serve.ServedExpert, "generate_answer", generate_answer)
-    return asked
 
 
 def test_an_interrupt_ends_the_answer_and_not_the_chat(folder: Path) -> None:

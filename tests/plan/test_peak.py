@@ -147,12 +147,12 @@ GIB = 1 << 30
 RTX_2060 = card("RTX 2060")
 
 
-def traced(kept: int, checkpointed: int, n_tokens: int = 1024) -> MemoryTrace:
-    """Return a trace in which each row of ``n_tokens`` adds so many bytes."""
+def traced(kept: int, checkpointed: int) -> MemoryTrace:
+    """Return a trace in which each row of 1,024 tokens adds so many bytes."""
     lines = tuple(
         MemoryLine(
             checkpoint_activations=on, model_bytes=GIB, gradient_bytes=0,
-            n_tokens=(n_tokens, 16 * n_tokens), step_bytes=(row, 16 * row),
+            n_tokens=(1024, 16 * 1024), step_bytes=(row, 16 * row),
         )
         for on, row in ((False, kept), (True, checkpointed))
     )  # fmt: skip

@@ -17,11 +17,11 @@ def make_rows(folder: Path, *, n_bytes: int = 3000, fill: bytes = b"x") -> Conte
     return read_content("rows", folder, rows_key(*hashes))
 
 
-def make_model(folder: Path, *, n_bytes: int = 2000) -> Content:
+def make_model(folder: Path) -> Content:
     """Write a model with two weight files, and the other files of a hub's folder."""
     folder.mkdir(parents=True)
     for number in (1, 2):
-        (folder / f"model-0000{number}-of-00002.safetensors").write_bytes(bytes([number]) * n_bytes)
+        (folder / f"model-0000{number}-of-00002.safetensors").write_bytes(bytes([number]) * 2000)
     (folder / "config.json").write_text('{"a": 1}')
     (folder / "tokenizer.json").write_text("{}")
     (folder / "pytorch_model.bin").write_bytes(b"not read")
