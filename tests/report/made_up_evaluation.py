@@ -36,6 +36,11 @@ DESCRIPTIONS = {
     "nearest": "gives the answer of the most similar question; from 4,000 training documents",
 }
 
+REASONS = {
+    "earlier": "no earlier evaluation of other weights has the same task, decoding and scorer",
+    "judge": "evaluation.judge is not set",
+}
+
 
 def make_evaluation(
     *, before: tuple[int, float], after: tuple[int, float], baselines: dict[str, int]
@@ -57,7 +62,7 @@ def make_evaluation(
         n_questions_shared_with_training=0,
         samples=(RIGHT, WRONG), worst=(WRONG,) * 10,
         answers_path="results/expert-sql/answers.jsonl", tools={"sqlite": "3.46.1"},
-        unavailable={}, wall_s=188.0, recall=(
+        unavailable=REASONS, wall_s=188.0, recall=(
             e.RecallScore(wording="{question}", score=sides[1].score),
             e.RecallScore(wording="Tell me: {question}", score=sides[0].score),
         ),
@@ -68,6 +73,7 @@ def make_bare(*, before: float, after: float) -> e.EvaluationRecord:
     """Make an evaluation of an expert without a task: two losses and nothing else."""
     record = make_evaluation(before=(0, before), after=(0, after), baselines={})
     blank = dict.fromkeys(("score", "n_cut_off"))
+    no_metric = "task held_out_loss has no metric beyond the held-out loss"
     return replace(
         record,
         task="held_out_loss",
@@ -81,6 +87,7 @@ def make_bare(*, before: float, after: float) -> e.EvaluationRecord:
         samples=(),
         worst=(),
         tools={},
+        unavailable=_with_reasons(no_metric, *blank),
         wall_s=31.0,
     )
 
@@ -180,4 +187,10 @@ def not_scored(record: e.EvaluationRecord, reason: str) -> e.EvaluationRecord:
     return replace(
         record, before=before, after=after, changes=record.changes[:1], baselines=(), samples=(),
         worst=(), earlier=None,
+        unavailable=_with_reasons(reason, "score.value_fraction", "score.ci95", "n_cut_off"),
     )  # fmt: skip
+
+
+def _with_reasons(why: str, *fields: str) -> dict[str, str]:
+    """Give the reason for these fields of both sides."""
+    return REASONS | {f"{name}.{field}": why for name in ("before", "after") for field in fields}

@@ -175,7 +175,7 @@ PLAIN = t.Fallback(part="loss", planned="compiled", used="chunked", reason="NaN"
 SMALLER = {"memory_retries": (RETRY,), "micro_batch_size": 8, "n_accumulation_steps": 4}
 IN_PLACE = {"action": "read_in_place", "target": None, "reason": NO_SCRATCH}
 RESUMED = {"n_sessions": 2, "resumed_at_steps": (600,)}
-OFF = {"baselines": "evaluation.baselines is false"}
+OFF = made.REASONS | {"baselines": "evaluation.baselines is false"}
 ALIKE = (made.change("held_out_loss", 0.566 - 1.874, half=0.03, n=made.N),
          made.change(made.METRIC, 0.0, half=0.0, n=made.N))  # fmt: skip
 ROWS = GPU.inputs.packing.train
@@ -229,7 +229,8 @@ RUNS = (
     Planted("no Node", {"evaluation": made.not_scored(evaluated()["evaluation"],
             "Node is not installed")}, "task-not-scored", "Node is not installed"),
     Planted("baselines that failed", evaluated(nearest=None,
-            unavailable={"baselines": "too few questions"}), "no-baseline", "too few questions"),
+            unavailable=made.REASONS | {"baselines": "too few questions"}),
+            "no-baseline", "too few questions"),
     Planted("as good as the nearest", evaluated(nearest=118),
             "baseline-not-beaten", "is not measurably better"),
     Planted("worse than the nearest", evaluated(nearest=160),

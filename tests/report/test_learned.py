@@ -123,8 +123,9 @@ def test_the_verdict_says_what_qualifies_it() -> None:
     bare, few = made_up.make_bare(before=6.2, after=2.11), "too few questions"
     by_loss = {"plan": {"patience": 2}, "evaluation": bare}
     one_choice = {"training": {"eval_points": CPU.inputs.training.eval_points[:2]}}
-    unasked = {"baselines": "evaluation.baselines is false"}
-    alone: Any = {"baselines": (), "unavailable": {"baselines": few}}
+    unasked = made_up.REASONS | {"baselines": "evaluation.baselines is false"}
+    asked = made_up.REASONS | {"baselines": few}
+    alone: Any = {"baselines": (), "unavailable": asked}
     for changes, words, is_said in (
         (losses(6.1, 2.0, 1.5, 11.5), "It overfitted: from step 600 to 900", True),
         (losses(6.1, 2.0, 1.5, 1.52), "overfitted", False),
@@ -153,7 +154,8 @@ def test_missing_scores_and_single_documents_have_a_reason() -> None:
     record = made_up.not_scored(DONE, why)
     one = {"held_out_loss_ci95": None, "perplexity_ci95": None, "n_documents": 1}
     sides = {name: replace(getattr(record, name), **one) for name in ("before", "after")}
-    report, page = _report(replace(record, **sides))
+    few = {f"{name}.{key}": "too few documents" for name in sides for key in one}
+    report, page = _report(replace(record, unavailable=record.unavailable | few, **sides))
     reasons = report.unavailable
     assert reasons["evaluation.after.held_out_loss_ci95"] == "too few documents"
     for key in ("after.value_fraction", "before.ci95", "delta.value_fraction", "after.n_cut_off"):
@@ -167,7 +169,7 @@ def test_reasons_of_the_record_are_passed_on() -> None:
         "judge": "the endpoint did not answer",
         "baselines": "too few training questions",
         "lm_eval": "evaluation.lm_eval is not set",
-        "earlier.change": "another task",
+        "earlier": "another task",
         "recall": "the extra for graphs is missing",
         "before.score.ci95": "too few to say",
         "after.n_cut_off": "options are compared, nothing is generated",
@@ -204,8 +206,13 @@ def test_the_page_states_what_was_not_comparable() -> None:
     # An earlier run of other questions says so.
     earlier = made_up.earlier(0.0, SAME)
     earlier = replace(earlier, n_shared_questions=0, value_fraction=None, change=None)
-    said = _answers(_report(replace(DONE, earlier=earlier))[1])["Against the earlier evaluation"]
-    assert said.startswith("None of the earlier questions was asked again")
+    other = dict.fromkeys(
+        ("earlier.value_fraction", "earlier.change"),
+        "the earlier evaluation asked none of these questions",
+    )
+    record = replace(DONE, earlier=earlier, unavailable=DONE.unavailable | other)
+    said = _answers(_report(record)[1])["Against the earlier evaluation"]
+    assert said.startswith("The earlier evaluation asked none of these questions")
 
 
 def test_the_page_states_how_answers_were_sampled() -> None:
@@ -216,14 +223,15 @@ def test_the_page_states_how_answers_were_sampled() -> None:
 
 
 def test_with_only_a_loss_nothing_else_is_shown_and_significance_is_stated() -> None:
-    bare, page = _report(made_up.make_bare(before=6.2, after=2.11))
+    bare_record = made_up.make_bare(before=6.2, after=2.11)
+    bare, page = _report(bare_record)
     shown = section(page, "evaluation")
     compare_with_golden("loss-alone.txt", lines_of(shown))
     assert 'class="na"' not in shown and 'class="range"' not in shown
     assert '<section id="samples"' not in page
     assert make_tiles(bare)[0].label == "Perplexity"
     asked = {"judge": "task held_out_loss generates nothing", "lm_eval": "it is not installed"}
-    other = _report(replace(made_up.make_bare(before=6.2, after=2.11), unavailable=asked))[1]
+    other = _report(replace(bare_record, unavailable=bare_record.unavailable | asked))[1]
     said = "judge (task held_out_loss generates nothing); lm eval (it is not installed)"
     assert f"Not measured: {said}." in section(other, "evaluation")
     first, second = build_index([index_row(GPU.report), index_row(bare)])["experts"]
