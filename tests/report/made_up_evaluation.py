@@ -192,5 +192,5 @@ def not_scored(record: e.EvaluationRecord, reason: str) -> e.EvaluationRecord:
 
 
 def _with_reasons(why: str, *fields: str) -> dict[str, str]:
-    """Give the reason for these fields of both sides."""
+    """Return the reasons of a record, with this one for some fields of both sides."""
     return REASONS | {f"{name}.{field}": why for name in ("before", "after") for field in fields}

@@ -203,9 +203,7 @@ def _throughput(inputs: ReportInputs) -> r.Throughput:
         tokens_per_step=training.n_tokens / training.n_steps,
         mfu_fraction=derive.utilization(inputs, plan.flops_per_token_model),
         hfu_fraction=derive.utilization(inputs, plan.flops_per_token_hardware),
-        goodput_fraction=time.train_s / time.wall_s
-        if time.wall_s > 0
-        else Missing("the run took no measurable time"),
+        goodput_fraction=time.train_s / time.wall_s,
         convention=f"{MFU_CONVENTION} ({plan.flops_convention}).",
     )
 

@@ -10,7 +10,7 @@ from expertflow.plan.records import TrainPlan
 from expertflow.report.inputs import ReportInputs
 from expertflow.report.measured import Measured, Missing, convert_value, fill, or_missing
 from expertflow.report.run_records import Time
-from expertflow.train.records import NOT_ON_CPU, SampledSteps, TimeSpent, TrainingRecord
+from expertflow.train.records import SampledSteps, TimeSpent, TrainingRecord
 
 MEASURED_PEAK = "measured matmul on this card"
 MEASURED_ON_CPU = "this machine's measured matmul speed"
@@ -18,7 +18,6 @@ NO_PRICE = "no price per hour is configured for this hardware"
 JOULES_PER_KWH = 3.6e6
 STEP_PARTS = ("h2d_s", "forward_s", "backward_s", "optimizer_s")
 STAMPS, SAMPLED = "stamps", "sampled steps"
-NO_PARTS = "the trainer did not time the parts of steps"
 THROWN_AWAY = "discarded work is not timed"
 
 
@@ -124,8 +123,7 @@ def cost_usd(inputs: ReportInputs, *, billed: bool = False) -> Measured[float]:
 
 
 def usd_per_million_tokens(inputs: ReportInputs) -> Measured[float]:
-    n_tokens, none = inputs.training.n_tokens, Missing("no token was trained")
-    return convert_value(cost_usd(inputs), lambda usd: usd / n_tokens * 1e6 if n_tokens else none)
+    return convert_value(cost_usd(inputs), lambda usd: usd / inputs.training.n_tokens * 1e6)
 
 
 def energy_kwh(inputs: ReportInputs) -> Measured[float]:
@@ -150,15 +148,14 @@ def split_time(training: TrainingRecord) -> Time:
     the proportions that device events measured on sampled steps.
     """
     time, sampled, reasons = training.time, training.sampled_steps, training.unavailable
-    why = {part: why_untold(training, part) for part in STEP_PARTS}
+    why = {part: why_untold(training, part) for part in (*STEP_PARTS, "gpu_idle_s")}
     # Without parts there is only the total, and each part has the reason.
     split: Measured[str] = SAMPLED
     if training.device == "cpu":
-        split = STAMPS if time.forward_s is not None else Missing(NO_PARTS)
-        why["gpu_idle_s"] = reasons.get("time.gpu_idle_s", NOT_ON_CPU)
+        split = STAMPS
     elif sampled is None or span_s(sampled) <= 0:
         split = Missing(reasons.get("sampled_steps", "no step was timed on the device"))
-        why = dict.fromkeys((*STEP_PARTS, "gpu_idle_s"), split.reason)
+        why = dict.fromkeys(why, split.reason)
     # A later session or a retry may have repeated some steps.
     elif training.n_sessions > 1 or training.memory_retries:
         time, why["gpu_idle_s"] = _by_shares(time, sampled), THROWN_AWAY

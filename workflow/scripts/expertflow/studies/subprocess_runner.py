@@ -48,7 +48,11 @@ class TrialRunner:
         os.environ[ASK_THE_DRIVER] = "1"
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
-        _start_warm_process()
+        # The forkserver is a new interpreter, which imports PRELOADED before any trial is sent;
+        # Python 3.11 does not pass sys.path to it.
+        places = filter(None, (str(SCRIPTS), os.environ.get(PYTHONPATH)))
+        with mock.patch.dict(os.environ, {PYTHONPATH: os.pathsep.join(places)}):
+            ensure_running()
 
     def run(self, trial: Trial) -> TrialResult:
         """Run one trial; a killed process, e.g. by the OOM killer, is a result.
@@ -83,14 +87,6 @@ class TrialRunner:
         if code in (-signal.SIGTERM, -signal.SIGINT, STOPPED):
             raise Interrupted("a trial was stopped")
         return TrialResult(outcome="failed", problem=f"the process exited with code {code}")
-
-
-def _start_warm_process() -> None:
-    """Start the process that trials fork from; Python 3.11 does not pass sys.path to it."""
-    places = filter(None, (str(SCRIPTS), os.environ.get(PYTHONPATH)))
-    # The forkserver is a new interpreter, which imports PRELOADED before any trial is sent.
-    with mock.patch.dict(os.environ, {PYTHONPATH: os.pathsep.join(places)}):
-        ensure_running()
 
 
 def _run_child(trial: Trial, answer: Connection) -> None:

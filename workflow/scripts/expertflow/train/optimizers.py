@@ -84,14 +84,6 @@ def _cosine(plan: "TrainPlan", step: int) -> float:
     return plan.learning_rate * 0.5 * (1 + math.cos(math.pi * _progress(plan, step)))
 
 
-def _linear(plan: "TrainPlan", step: int) -> float:
-    return plan.learning_rate * (1 - _progress(plan, step))
-
-
-def _constant(plan: "TrainPlan", step: int) -> float:
-    return plan.learning_rate
-
-
 def _stable_decay(plan: "TrainPlan", step: int) -> float:
     n_left = plan.n_steps - step
     if n_left > plan.n_decay_steps:
@@ -103,8 +95,8 @@ def _stable_decay(plan: "TrainPlan", step: int) -> float:
 # The rate of a step, counted from 0, after the warm-up; a decay reaches 0 at step ``n_steps``.
 SCHEDULES: dict[str, Callable[["TrainPlan", int], float]] = {
     "cosine": _cosine,
-    "linear": _linear,
-    "constant_with_warmup": _constant,
+    "linear": lambda plan, step: plan.learning_rate * (1 - _progress(plan, step)),
+    "constant_with_warmup": lambda plan, _step: plan.learning_rate,
     "warmup_stable_decay": _stable_decay,
 }
 
