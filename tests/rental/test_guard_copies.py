@@ -173,6 +173,16 @@ def test_the_reserve_grows_with_the_bytes_to_send(
     assert copies.reserve_s() < 1.5 * 100
 
 
+def test_base_weights_from_elsewhere_are_not_copied(place: Place, tmp_path: Path) -> None:
+    base = tmp_path / "results" / "a" / "base_model"
+    publish(base.parent, "weights of a")
+    base.mkdir()
+    (base / "config.json").touch()
+    (base / "model.safetensors").symlink_to(base.parent / "training.json")
+    assert copies_of(tmp_path, place).send_all()
+    assert place.open().list_names("results/a/base_model") == ["config.json"]
+
+
 def test_an_unreadable_place_starts_nothing(place: Place, tmp_path: Path) -> None:
     ledger = Path(place.destination, "state/.guard/ledger.json")
     ledger.mkdir(parents=True)

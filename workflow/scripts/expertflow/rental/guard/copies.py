@@ -185,7 +185,7 @@ class Copies:
         if self.sync_store is None:
             return
         with convert_errors(f"{self.results}: not copied"):
-            names = files_below(self.results)
+            names = self._list_results()
             if not names and self.starts_nothing and self._is_fresh:
                 return
             if not names:
@@ -197,6 +197,14 @@ class Copies:
         self.syncs.append(record)
         log.info(SENT, "synced", record.what, record.n_bytes, record.duration_s)
 
+    def _list_results(self) -> list[str]:
+        # The weights of a base model from elsewhere are links; its record has their hash.
+        return [
+            name
+            for name in files_below(self.results)
+            if Path(name).parent.name != "base_model" or not (self.results / name).is_symlink()
+        ]
+
     def reserve_s(self) -> float:
         """Return the seconds to reserve for the last save and copies, from measurements so far."""
         sent = {record.what for record in self.pushes}
@@ -207,8 +215,7 @@ class Copies:
         points = (point for progress in progresses for point in progress.get("save_points", []))
         save_s, n_unsent = max((point["save_s"] for point in points), default=0.0), 0
         if self.sync_store is not None:
-            names = files_below(self.results)
-            n_unsent = sum((self.results / name).stat().st_size for name in names)
+            n_unsent = sum((self.results / name).stat().st_size for name in self._list_results())
         if self.push_store is not None:
             n_unsent += sum(map(checkpoint_files.n_bytes, newest))
         n_sent = sum(record.n_bytes for record in self.pushes)
