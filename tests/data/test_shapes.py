@@ -1,6 +1,7 @@
 """From a record to turns: templates, and the formats in which chats are stored."""
 
 import json
+import re
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -230,6 +231,18 @@ def test_a_chat_under_other_names_gets_the_fix(record: dict[str, Any], message: 
 def test_a_value_that_is_no_text_gets_the_fix(value: Any, fix: str) -> None:
     with pytest.raises(Reject, match=fix):
         compile_template("{a}")({"a": value})
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"meta": None, "id": 1}, "no field 'meta.q'; its 'meta' is null; it has meta, id"),
+        ({"meta": {"qq": "a"}}, "no field 'meta.q'; did you mean 'qq'? 'meta' has qq"),
+    ],
+)
+def test_a_missing_inner_field_is_explained_where_it_would_be(record: Any, told: str) -> None:
+    with pytest.raises(Reject, match=re.escape(told)):
+        compile_template("{meta.q}")(record)
 
 
 def answer_of(**answer: Any) -> Any:

@@ -234,16 +234,22 @@ FORMATS: dict[str, Callable[[Fields, str], str]] = {
 
 
 def reject_missing_field(record: Fields, path: str) -> Reject:
-    names, first = [str(name) for name in record], path.partition(".")[0]
+    outer, (first, _, inner) = "it", path.partition(".")
+    while inner and isinstance(record.get(first), dict):
+        outer, record, (first, _, inner) = repr(first), record[first], inner.partition(".")
+    names = [str(name) for name in record]
     near = difflib.get_close_matches(first, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
+    if first in record:
+        kind = "null" if record[first] is None else type(record[first]).__name__
+        hint = f"its {first!r} is {kind}; "
     for name, value in record.items():
         if isinstance(value, list) and value and isinstance(value[0], dict) and first in value[0]:
             # One object around all records, as in {"data": [{…}, …]}.
             hint = f"write the objects of {name!r} one per line, e.g. jq -c '.{name}[]'; "
     shown = [name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "…" for name in names]
     listed = ", ".join(shown[:MAX_NAMES]) + (", …" if len(shown) > MAX_NAMES else "")
-    words = f"the record has no field {path!r}; {hint}it has {listed or 'none'}"
+    words = f"the record has no field {path!r}; {hint}{outer} has {listed or 'none'}"
     return Reject("missing_field", words, field=path)
 
 
