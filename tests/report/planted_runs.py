@@ -237,7 +237,7 @@ RUNS = (
             "baseline-not-beaten", "is worse than answering"),
     Planted("no gain", evaluated(before=110), "no-measurable-change", "more held-out questions"),
     Planted("the same answers", evaluated(before=122, changes=ALIKE),
-            "no-measurable-change", "0.0 points; no interval: all differ equally"),
+            "no-measurable-change", "0.0 points; no interval: all changed equally"),
     Planted("two documents", by_loss(1.874, 7.269, made.change("held_out_loss", 5.395, half=0.3,
             n=2, word="no measurable change")), "no-measurable-change",
             "too few of the 2 differ to be conclusive"),
