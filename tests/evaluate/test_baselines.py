@@ -1,6 +1,7 @@
 """Baselines learn from training examples alone, within a budget of judgments."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import pytest
 from made_up_documents import example
@@ -75,6 +76,8 @@ def test_judgments_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counting(examples: Sequence[Example], predictions: Sequence[str]) -> list[Judgment]:
         shown.extend(predictions)
+        ids = [one.document_id for one in examples]
+        assert len([*groupby(ids)]) == len({*ids}), "each reference is prepared once"
         return equal(examples, predictions)
 
     monkeypatch.setattr(baselines, "N_JUDGMENTS", 30)

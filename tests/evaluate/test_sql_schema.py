@@ -1,11 +1,14 @@
 """Queries judged on databases made from the text of a schema."""
 
 from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 from made_up_documents import one_sql_process, score
 
 from expertflow.core.errors import EvaluationError
+from expertflow.evaluate.isolation import sql_suite, sql_worker
 from expertflow.evaluate.isolation.sql_worker import Limits
 from expertflow.evaluate.records import Judgment
 from expertflow.evaluate.tasks.sql_execution import SqlExecution
@@ -87,6 +90,20 @@ def test_the_same_databases_are_made_in_each_process() -> None:
     predictions = [SOME, "SELECT name FROM customers LIMIT 1"]
     expected = judge(TABLES, SOME, *predictions)
     assert judge(TABLES, SOME, *predictions, limits=Limits()) == expected
+
+
+def test_databases_are_made_once_for_all_answers_to_a_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(sql_worker, "serve_messages", lambda answer, **_: served.append(answer))
+    suite = mock.Mock(wraps=sql_suite.Suite)
+    monkeypatch.setattr(sql_suite, "Suite", suite)
+    sql_worker.main({})
+    for reference in (SOME, SOME, f"{SOME} LIMIT 1", SOME):
+        assert served[0]({"schema": TABLES, "reference": reference}) == ("rows", "")
+        assert served[0]({"prediction": reference})[0] == "correct"
+    assert suite.call_count == 3
 
 
 SHOP = """

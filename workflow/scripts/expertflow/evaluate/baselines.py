@@ -194,23 +194,21 @@ def _best(judge: Judge, probes: Sequence[Example], candidates: Sequence[list[str
     # All candidates share one budget of judgments: more candidates, fewer probes each.
     asked = range(min(len(probes), max(N_JUDGMENTS // len(candidates), 1)))
 
-    def count_correct(asked: Sequence[int]) -> list[int]:
-        answers = [candidate[i] for candidate in candidates for i in asked]
-        judgments = judge([probes[i] for i in asked] * len(candidates), answers)
+    def find_best(asked: Sequence[int]) -> int:
+        # Probe by probe: a judge may prepare a reference once for all answers that follow.
+        answers = [candidate[i] for i in asked for candidate in candidates]
+        judgments = judge([probes[i] for i in asked for _ in candidates], answers)
         correct = np.array([judgment.correct for judgment in judgments])
-        # One row per candidate.
-        counts: list[int] = correct.reshape(len(candidates), len(asked)).sum(axis=1).tolist()
-        return counts
+        return int(correct.reshape(len(asked), len(candidates)).sum(axis=0).argmax())
 
     try:
-        counts = count_correct(asked)
+        return find_best(asked)
     except EvaluationError:
         # Unusable references say nothing about a candidate.
         bad = find_unusable([probes[i] for i in asked], judge)
         if len(bad) == len(asked):
             raise
-        counts = count_correct([i for i in asked if i not in bad])
-    return counts.index(max(counts))
+        return find_best([i for i in asked if i not in bad])
 
 
 def _constants(fitted: Sequence[Example], n: int) -> list[str]:

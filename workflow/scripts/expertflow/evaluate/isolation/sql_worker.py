@@ -198,6 +198,7 @@ def main(options: dict[str, Any]) -> None:
     # times as long as most queries.
     connect = lru_cache(maxsize=1)(lambda path: connect_file(Path(path), limits))
     judges: list[Callable[[str], tuple[str, str]]] = []
+    prepared: dict[str, str] = {}
 
     def prepare_suite(schema: str, reference: str) -> tuple[str, str]:
         # Imported here: sqlglot takes longer to import than most queries to run.
@@ -207,6 +208,7 @@ def main(options: dict[str, Any]) -> None:
             judges.append(Suite(schema, reference, limits).judge)
         except (UnusableError, sqlite3.Error, MemoryError) as error:
             return "unusable", one_line(error) or "its databases take too much memory"
+        prepared.update(schema=schema, reference=reference)
         return "rows", ""
 
     def prepare_database(path: str, reference: str) -> tuple[str, str]:
@@ -223,6 +225,9 @@ def main(options: dict[str, Any]) -> None:
     def answer(message: dict[str, str]) -> tuple[str, str]:
         if "prediction" in message:
             return judges[0](message["prediction"])
+        if message == prepared:
+            return "rows", ""
+        prepared.clear()
         judges.clear()  # before the next ones take memory
         if "schema" in message:
             return prepare_suite(message["schema"], message["reference"])
