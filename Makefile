@@ -43,7 +43,7 @@ REACHES := $(PYTHON) -c 'from urllib.request import urlopen as o; o("$(TORCH_CPU
 TORCH_INDEX = $$(command -v nvidia-smi >/dev/null || ! $(REACHES) 2>/dev/null || echo --extra-index-url $(TORCH_CPU))
 # uv does in seconds what takes pip a minute. It does not read pip's settings, so pip installs torch.
 UV := $(shell command -v uv)
-PIP := $(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q)
+PIP := $(if $(UV),uv pip install -q --python $(BIN)/python,$(BIN)/pip install -q) --no-compile
 # Importing these compiles what jobs need, a third of all bytecode, in two processes.
 IMPORTED := snakemake.cli,smart_open,requests,rich.live,msgspec,altair,sqlglot,graphglot,datasets transformers.models.qwen3.modeling_qwen3,peft
 TORCH := $(shell grep ^torch== envs/requirements.lock)
@@ -130,7 +130,7 @@ $(VENV)/.installed: envs/requirements.lock
 	@$(PYTHON) -m venv $(VENV)
 	@{ echo $(TORCH_INDEX) $(TORCH); $(if $(UV),,grep -v -e '^#' -e ^torch= $< | xargs -n 19;) } \
 	  | xargs -P 2 -L 1 $(BIN)/pip install -q --no-compile --no-deps
-	@$(PIP) --no-compile -r $<
+	@$(PIP) -r $<
 	@printf '%s\n' $(IMPORTED) | xargs -P 2 -n 1 $(BIN)/python -c \
 	  'import importlib, sys; [importlib.import_module(name) for name in sys.argv[1].split(",")]'
 	touch $@
