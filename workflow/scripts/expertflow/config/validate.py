@@ -218,8 +218,7 @@ def with_defaults(value: Any, schema: JsonSchema, root: JsonSchema | None = None
     """
     root = root if root is not None else schema
     if "$ref" in schema:
-        target = root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
-        return with_defaults(value, target, root)
+        schema = root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
     # "targets: all-linear" is ["all-linear"].
     if isinstance(value, str) and "oneOf" in schema and schema["oneOf"][0].get("type") == "array":
         return [value]

@@ -215,11 +215,10 @@ def _made(make: Callable[[Document], T], documents: Iterable[Document]) -> Itera
     n_rejected = 0
     try:
         for document in documents:
-            if document.body.text is not None:
-                # Plain text asks nothing.
-                continue
             try:
-                yield make(document)
+                # Plain text asks nothing.
+                if document.body.text is None:
+                    yield make(document)
             except Reject as reject:
                 n_rejected += 1
                 if n_rejected == 1:

@@ -9,7 +9,7 @@ from rich.text import Text
 from expertflow.core.format import show_hidden
 from expertflow.report import format as f
 from expertflow.report.headline import Tile, describe_subject, make_tiles
-from expertflow.report.learned import best_baseline, deciding_change, format_change
+from expertflow.report.learned import format_change
 from expertflow.report.measured import Missing, is_measured
 from expertflow.report.records import Report
 
@@ -34,17 +34,13 @@ def print_summary(report: Report, *, html_path: Path, console: Console | None = 
 
 
 def summary_rows(report: Report, *, html_path: Path) -> list[tuple[str, str]]:
-    verdict, evaluation = report.verdict, report.evaluation
-    best, earlier = best_baseline(evaluation), evaluation.earlier
-    changes = [
-        ("change", deciding_change(evaluation)),
-        (f"against {f.words(best.name)}" if best else "", best.change if best else None),
-        ("against earlier", earlier.change if earlier else None),
-    ]
+    verdict, earlier = report.verdict, report.evaluation.earlier
+    # The verdict states all other changes.
+    change = earlier.change if earlier else None
     rows = [
         ("expert", describe_subject(report)),
         ("verdict", f"{verdict.answer} {verdict.sentence}"),
-        *((label, f"{item.change}: {format_change(item)}") for label, item in changes if item),
+        *([("against earlier", f"{change.change}: {format_change(change)}")] if change else ()),
         *(_figure(tile) for tile in make_tiles(report)),
         ("entire run", _entire_run(report)),
         ("report", str(html_path)),
