@@ -85,6 +85,10 @@ def test_damaged_results_are_not_packed(
         with pytest.raises(DataError, match=file):
             pack_bundle(spec)
         (results / file).write_bytes(content)
+    # Where scoring is possible, references are judged before training.
+    reason = {"unusable": [], "unavailable_reason": "no node"}
+    (results / "references.json").write_text(json.dumps(reason))
+    assert "results/tiny/references.json" not in pack_bundle(spec)[1]
 
 
 def test_other_settings_there_rerun_the_rules_that_read_them(box: Box) -> None:

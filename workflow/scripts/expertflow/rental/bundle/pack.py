@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -68,6 +69,10 @@ def _data_items(results: Path, lock: ExpertLock, asked: list[str]) -> Items:
     files += [results / "sources" / "locked" / f"{source.name}.json" for source in lock.sources]
     for stage in stages_before("make_bundle", asked=asked):
         made = [results / path for path in expand_path(stage, stage.record, lock.sources)]
+        if stage.name == "check_references":
+            # Without it, a machine that has what scoring needs checks them before it trains.
+            if read_record(dict[str, Any], made[0])["unavailable_reason"] is not None:
+                continue
         files += [*made, *filter(Path.is_file, map(sidecar_of, made))]
         unrecorded += [path for path in made if not sidecar_of(path).is_file()]
         for key, path in stage.files.items():

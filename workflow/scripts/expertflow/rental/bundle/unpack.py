@@ -25,8 +25,9 @@ SPACE_RESERVE = 1.02
 METADATA = Path(".snakemake", "metadata")
 # An outcome with other rows or another plan does not belong to these results.
 DECISIVE = ("packing.json", "plan.json")
-# What every machine writes itself: logs, and the sidecars of locks, which contain times.
-OWN_PLACES = ("logs/", ".sources.lock.json.", "sources/locked/.")
+# What every machine writes itself: logs, the sidecars of locks, which contain times, and which
+# references it can judge.
+OWN_PLACES = ("logs/", ".sources.lock.json.", "sources/locked/.", "references.", ".references.")
 
 
 def open_bundle(
