@@ -54,6 +54,7 @@ FAULTS = [
     Fault("mine.jsonl", "my.jsonl", "source mine: no file at data/my.jsonl; correct"),
     Fault("tiny-qwen3", "tiny-qwen", "which is not known; did you mean 'builtin:tiny-qwen3'?"),
     Fault("builtin:tiny-qwen3", "dat/", "model is 'dat/', but there is no such folder; did you"),
+    Fault("builtin:tiny-qwen3", "gpt2", "no such folder; correct the path, or write owner/name of"),
     Fault("builtin:tiny-qwen3", "data", "data: no config.json; use a model directory or a hub"),
     Fault("builtin:tiny-qwen3", "results/mine/merged", "model is results/mine/merged, which this"),
     Fault(EPOCHS, "lora: {init_from: results/mine/checkpoint}", "checkpoint, which this run repl"),

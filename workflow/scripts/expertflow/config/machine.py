@@ -116,6 +116,7 @@ def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
         if place is None:
             continue
         folder, where = Path(place).expanduser(), f"expert {expert.name}: {key} is {place!r}"
+        is_cached = key == "model" and cache.repository_folder(place, "models").is_dir()
         if place.startswith("builtin:"):
             if place != base.TINY_QWEN3:
                 hint = suggest_name(place, [base.TINY_QWEN3])
@@ -123,12 +124,15 @@ def _check_model(expert: ConfiguredExpert, *, notes: bool) -> None:
         elif folder.is_dir():
             if key == "model":
                 base.read_facts(folder)
-        # A name on the hub has one slash.
+        elif is_cached:
+            continue
+        # A name on the hub has one slash, unless it is one of the oldest.
         elif key == "tokenizer" or place.count("/") != 1 or folder.parent.is_dir():
             others = [str(Path(place).with_name(found.name)) for found in folder.parent.glob("*/")]
-            hint = suggest_name(place, others, "correct the path")
+            fix = "correct the path" + ", or write owner/name of the hub" * ("/" not in place)
+            hint = suggest_name(place, others, fix)
             raise ConfigError(f"{where}, but there is no such folder; {hint}")
-        elif is_offline and not cache.repository_folder(place, "models").is_dir():
+        elif is_offline:
             missing = (
                 f"{where}: neither a local folder nor in the cache, and HF_HUB_OFFLINE is set;"
                 " correct the name, or download it with network access"
