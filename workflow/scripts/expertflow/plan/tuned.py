@@ -45,9 +45,9 @@ class TuningTrial(Record, frozen=True, kw_only=True):
 class TuningRecord(Record, frozen=True, kw_only=True):
     """tuning.json. ``key`` says where it applies: card, model, method, row length, batch.
 
-    ``best`` is null if no choice could run. ``gain`` is the speed of the best relative to
-    ``default``, the plan's own choice, timed in alternation at the end. It is null if too few turns
-    were timed (the default is then the best) or if the default could not run.
+    ``best`` is null if no choice could run. ``gain`` is the speed of the fastest relative to
+    ``default``, the plan's own choice, timed in alternation at the end; after a tie the default is
+    the best. It is null if too few turns were timed (likewise) or if the default could not run.
     """
 
     expert: str

@@ -52,10 +52,14 @@ class Pair(Record, frozen=True, kw_only=True):
 
 
 class CachedTrials(Record, frozen=True, kw_only=True):
-    """Trials cached under one key; ``made_by`` identifies the code and its libraries."""
+    """Trials cached under one key; ``made_by`` identifies the code and its libraries.
+
+    ``used_by`` are the experts whose searches ended; one that searches again wants new times.
+    """
 
     key: str
     made_by: tuple[str, ...]
+    used_by: tuple[str, ...] = ()
     gpu_name: str | None = None
     trials: tuple[TuningTrial, ...] = ()
     pairs: tuple[Pair, ...] = ()
@@ -77,7 +81,9 @@ def tune(
     )
     made_by = (job.code, *(f"{name} {metadata.version(name)}" for name in LIBRARIES))
     alone = with_one_process(plan, packing=draft.packing, facts=draft.facts)
-    with open_cache(job.cache, CachedTrials(key=key, made_by=made_by)) as (path, kept):
+    blank = CachedTrials(key=key, made_by=made_by)
+    with open_cache(job.cache, blank) as (path, kept):
+        kept = blank if job.expert in kept.used_by else kept
         bench = Bench(job=job, draft=draft, plan=alone, run_trial=run_trial, path=path, kept=kept)
         # Failures are retried, even out of memory, since another process may have used it.
         known = {t.settings: t for t in kept.trials if t.outcome in ("measured", "given up")}
@@ -92,6 +98,7 @@ def tune(
         )
         search.explore()
         judged = _judge(bench, search, search.best(), end_s=end_s)
+        bench.write(used_by=(*bench.kept.used_by, job.expert))
     return fill_record(
         TuningRecord,
         plan,
@@ -214,9 +221,8 @@ def _judge(
         return {"best": default}
     gain = estimate_ratio([pair.best_tokens_per_s / pair.default_tokens_per_s for pair in pairs])
     if gain.value < 1 + TIE_FRACTION or gain.low <= 1:
-        found = f"{gain.value:.3f} times the default [{gain.low:.3f}, {gain.high:.3f}]"
-        log.info("%s: %s: a tie", settings_words(best), found)
-        return {"best": default, "gain": 1.0}
+        log.info("%s: %.3f times the default: a tie", settings_words(best), gain.value)
+        best = default
     return {"best": best, "gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
 
 
