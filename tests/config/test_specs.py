@@ -76,7 +76,7 @@ CHECK = {"field": "answer", "check": "length", "max_chars": 99}
 SWEPT = {
     "learning_rate": 3e-6, "lr_scheduler_type": "linear", "warmup_ratio": 0.03, "save_steps": 9,
     "eval_steps": 9, "save_every_minutes": 1.0, "patience": 2, "load_best_model_at_end": True,
-    "report_to": "tensorboard", "max_usd": 5.0, "max_hours": 1.0,
+    "report_to": "tensorboard", "max_usd": 5.0, "max_hours": 1.0, "num_train_epochs": 7,
 }  # fmt: skip
 PASSED = {"path": "data.padding_fraction", "op": "<", "value": 0.5}
 

@@ -12,7 +12,14 @@ from expertflow.config.validate import read_checked
 from expertflow.core.errors import ConfigError
 from expertflow.core.records import fill_record, from_json
 from expertflow.core.settings import name_of, neutralize, without_auto
-from expertflow.plan.records import Claim, HardwareChoice, Origin, PlanSpec, TrainPlan
+from expertflow.plan.records import (
+    CALIBRATION_STEPS,
+    Claim,
+    HardwareChoice,
+    Origin,
+    PlanSpec,
+    TrainPlan,
+)
 from expertflow.plan.settings import Training, TrainingSection
 
 # The keys of a row of prices that a plan reads.
@@ -111,16 +118,16 @@ class HardwareTables:
         return next((path for path in found if path.is_file()), found[-1])
 
 
-def calibration_spec(spec: PlanSpec, *, length: bool = False) -> PlanSpec:
+def calibration_spec(spec: PlanSpec) -> PlanSpec:
     """Reduce a plan's settings to those that determine the time and memory of a step.
 
-    This drops prices, budgets and claims, what the short run sets for itself, and the size of an
-    optimizer step, so that a sweep of learning rates pays for one calibration; with ``length``,
-    also the length of the run.
+    This drops prices, budgets and claims, what the short run sets for itself, the size of an
+    optimizer step and the length of the run, so that a sweep pays for one calibration.
     """
     is_any = spec.hardware == "auto"
     cards = [row for row in spec.gpu_table if is_any or spec.hardware in _names(row)]
-    settings = neutralize(fill_record(Training, spec), length=length)
+    n_steps = min(CALIBRATION_STEPS, spec.max_steps or CALIBRATION_STEPS)
+    settings = replace(neutralize(fill_record(Training, spec)), max_steps=n_steps)
     return fill_record(PlanSpec, settings, hardware=spec.hardware, gpu_table=tuple(cards))
 
 

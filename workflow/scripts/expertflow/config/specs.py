@@ -174,7 +174,7 @@ def calibrate_expert(expert: ConfiguredExpert, _: Any) -> PlanSpec:
 
 def tune_expert(expert: ConfiguredExpert, _: Any) -> PlanSpec:
     # Steps are alike in every epoch, and a search that read the tuning it makes would never end.
-    return replace(calibration_spec(expert.plan_spec, length=True), tuned=None)
+    return replace(calibration_spec(expert.plan_spec), max_steps=None, tuned=None)
 
 
 def ablate_variant(expert: ConfiguredExpert, wildcards: Any) -> VariantSpec:

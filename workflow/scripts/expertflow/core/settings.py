@@ -135,14 +135,10 @@ def without_auto(value: Any) -> Any:
     return None if value == AUTO else value
 
 
-def neutralize(spec: Spec, *, length: bool = False) -> Spec:
-    """Return the settings with those that do not affect time at their neutral values.
-
-    ``length``: also neutralize those that set how long the run is.
-    """
-    kept = {"speed"} | (set() if length else {"length"})
+def neutralize(spec: Spec) -> Spec:
+    """Return the settings with those that do not affect a step's time at their neutral values."""
     settings = list_settings(type(spec))
-    return replace(spec, **{s.name: s.neutral for s in settings if not kept & set(s.affects)})
+    return replace(spec, **{s.name: s.neutral for s in settings if "speed" not in s.affects})
 
 
 def _meta(hint: Any) -> msgspec.Meta | None:

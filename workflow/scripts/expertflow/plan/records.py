@@ -89,6 +89,10 @@ class HardwareChoice(Record, frozen=True, kw_only=True):
     n_gpus: int
 
 
+# Steps of a calibration, warm-up included; fewer if max_steps are.
+CALIBRATION_STEPS = 40
+
+
 class Calibration(Record, frozen=True, kw_only=True):
     """Timings of a short run of the same plan on the same card.
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from expertflow.core.files import read_json_lines
 from expertflow.core.records import fill_record, read_record, write_record
-from expertflow.plan.records import Calibration, TrainPlan
+from expertflow.plan.records import CALIBRATION_STEPS, Calibration, TrainPlan
 from expertflow.plan.tuned import calibration_key
 from expertflow.staging.content import read_content
 from expertflow.staging.ensure import plan_staging
@@ -27,7 +27,7 @@ from expertflow.train.memory_trace import import_code
 from expertflow.train.processes import RANK
 from expertflow.train.records import ModelRecord, StepRecord, TrainingRecord
 
-N_WARMUP, N_TIMED = 10, 30
+N_WARMUP = 10
 # If this many epochs fit into the timed steps, epochs are timed: their last steps are shorter.
 EPOCHS_TIMED = 4
 
@@ -89,7 +89,7 @@ def calibrate(job: CalibrationJob) -> Calibration | None:
 
 
 def shorten_plan(plan: TrainPlan) -> tuple[TrainPlan, int]:
-    n_steps = min(N_WARMUP + N_TIMED, plan.n_steps)
+    n_steps = min(CALIBRATION_STEPS, plan.n_steps)
     n_warmup = min(N_WARMUP, n_steps // 4)
     # The warm-up must fit into the short run; learning rates do not change a step's time.
     rate_warmup = min(plan.n_warmup_steps, n_steps - 1)
