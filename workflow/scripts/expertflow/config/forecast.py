@@ -55,7 +55,7 @@ GENERATED_BYTES = (100.0, 1600.0)
 MEAN_CONTEXT_TOKENS = (32.0, 1024.0)
 SUPERVISED_FRACTION = (0.1, 1.0)
 FILL_FRACTION = (0.7, 1.0)
-# The share of one large product's speed that training on a CPU reaches, by parameters: lowest and
+# The share of matrix products' speed that training on a CPU reaches, by parameters: lowest and
 # highest. Seen on two shared cores, with Qwen3's layers: 0.06 to 0.33 at half a million (the
 # demos), 0.3 to 0.8 at a hundred million.
 CPU_SHARE = {5e5: (0.05, 0.4), 1e8: (0.3, 0.8)}

@@ -8,8 +8,6 @@ import math
 import os
 from pathlib import Path
 
-import psutil
-
 from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.guard import note
 from expertflow.config.read_yaml import suggest_name
@@ -180,8 +178,7 @@ def count_threads(expert: ConfiguredExpert) -> int:
         return BESIDE_CARD
     if probe.resolve_gpu(spec.hardware, spec.gpu_table) is not None:
         return BESIDE_CARD
-    usable, physical = probe.usable_cpus(), psutil.cpu_count(logical=False)
-    return max(BESIDE_CARD, training.n_threads or min(usable, physical or usable))
+    return max(BESIDE_CARD, training.n_threads or probe.usable_cores())
 
 
 def count_allowed_gpus(training: TrainingSection, limit: int | None) -> int:
