@@ -277,6 +277,13 @@ def test_defaults_that_replace_others_are_named(tmp_path: Path) -> None:
         ("fp16: true", {"bf16": False, "packing": "none"}),
         ("neat_packing: true\npacking: false", {"packing": "bfd"}),
         ("packing: true\nneat_packing: false", {"packing": "bfd"}),
+        # LitGPT's, torchtune's and mlx-lm's blocks.
+        (
+            "train: {micro_batch_size: 2, global_batch_size: 16, lr_warmup_steps: 5}\ndevices: 2",
+            {"batch_size": 2, "gradient_accumulation_steps": 4, "warmup_steps_max": 5},
+        ),
+        ("optimizer: {lr: 1e-4}\nlr_scheduler: {num_warmup_steps: 0}", {"warmup_ratio": 0.0}),
+        ("lora_parameters: {scale: 10.0}", {"lora": {"r": 8, "alpha": 80}}),
     ],
 )
 def test_settings_that_depend_on_each_other_are_translated_together(
@@ -339,6 +346,11 @@ def test_data_files_are_read(tmp_path: Path) -> None:
     [source] = sources_of(tmp_path, "{path: a/b, data_files: [x.jsonl], type: alpaca}")
     assert (source["id"], source["options"]) == ("a/b", {"data_files": ["x.jsonl"]})
     assert (source["prompt"], source["completion"]) == ("{instruction}\n{input?}", "{output}")
+    [source] = sources_of(tmp_path, "{path: a/b, type: 'gpteacher:chat'}")
+    assert (source["prompt"], source["completion"]) == ("{instruction}\n{input?}", "{response}")
+    text = "model_name: m\ndatasets: [{path: a/b, type: input_output}]"
+    note = "a/b: type input_output is unknown here; set the fields of its records."
+    assert note in translate_text(tmp_path, text).notes
     text = "trl sft --model_name m --dataset_name json --data_files /d/x.jsonl"
     [source] = translate_text(tmp_path, text, "x.sh").manifest["sources"]
     assert (source["kind"], source["path"]) == ("local", "/d/x.jsonl")

@@ -24,8 +24,12 @@ def complete_training(training: Settings, found: Settings) -> None:
         rank = lora.setdefault(name_of(LoraSpec.r), 8)
         lora.setdefault(name_of(LoraSpec.alpha), 2 * rank)
         lora.setdefault(name_of(LoraSpec.dropout), 0.0)
-    if name_of(TrainingSection.batch_size) in training:
-        training.setdefault(name_of(TrainingSection.gradient_accumulation_steps), 1)
+    if micro := training.get(name_of(TrainingSection.batch_size)):
+        # Of LitGPT; a list of devices, or auto, is taken as one.
+        rows, n = found.get("global_batch_size"), found.get("devices")
+        n_rows = rows // (n if isinstance(n, int) else 1) if isinstance(rows, int) else micro
+        accumulation = name_of(TrainingSection.gradient_accumulation_steps)
+        training.setdefault(accumulation, max(1, n_rows // micro))
     packing = "concat" if found.get("stage") == "pt" else "none"
     training.setdefault(name_of(TrainingSection.packing), packing)
 

@@ -121,11 +121,13 @@ def _source(one: Settings, found: Settings, notes: list[str]) -> Settings:
     elif (mapping := one.get("field_mapping")) or kind == "completion":
         text = (mapping or {}).get("text") or one.get("field") or text or "text"
         source["text"] = f"{{{text}}}"
-    elif kind.startswith("alpaca"):
-        source |= ALPACA
+    elif kind.startswith(("alpaca", "gpteacher")) and "." not in kind:
+        source |= ALPACA | ({"completion": "{response}"} if kind[0] == "g" else {})
         if "base_model" in found:
             notes.append(f"{where}: instead of Alpaca's headings, the chat template is used.")
     else:
+        if not kind.startswith(("chat_template", "sharegpt")):
+            notes.append(f"{where}: type {kind} is unknown here; set the fields of its records.")
         names = one.get("message_property_mappings") or {}
         default = "conversations" if kind.startswith("sharegpt") else "messages"
         source["messages"] = one.get("field_messages") or default

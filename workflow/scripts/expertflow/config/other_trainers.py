@@ -24,12 +24,15 @@ from expertflow.plan.settings import ALL_LINEAR, LoraSpec, Tracker, TrainingSect
 # Sections that only group keys, in files that have them.
 GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "hardware_monitoring",
           "logging", "model_saving", "optimization", "quantization", "peft_config",
-          "quant_config", "lora_parameters")  # fmt: skip
+          "quant_config", "lora_parameters", "train", "optimizer.init_args", "optimizer",
+          "lr_scheduler")  # fmt: skip
 # Read by the handlers below, not by the table.
 DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_mixer", "dataset_splits",
             "dataset_name", "train_dataset", "dataset_config", "dataset_train_split",
             "dataset_test_split", "data_path", "dataset_path", "dataset_text_field", "train_path",
             "train_file", "field_mapping", "data_files", "dataset_dir")  # fmt: skip
+# LitGPT's and torchtune's names of a number of steps.
+WARMUPS = dict.fromkeys(("lr_warmup_steps", "num_warmup_steps"), "warmup_steps")
 FOUR_BITS = ("load_in_4bit", "use_4bit", "quantization_bit")
 # Keys that name the method, and switches for an adapter.
 KINDS = ("adapter", "finetuning_type", "adapter_type", "fine_tune_type", "train_type", "tuner_type",
@@ -192,6 +195,10 @@ def _flatten(settings: Settings) -> Settings:
             key if key in METHODS else key.removeprefix(f"{group}."): value
             for key, value in flat.items()
         }
+    flat = {WARMUPS.get(key, key): value for key, value in flat.items()}
+    if isinstance(scale := flat.pop("scale", None), int | float):
+        # mlx-lm's, by its own default rank.
+        flat["lora_alpha"] = round(scale * flat.setdefault("rank", 8))
     return flat
 
 
