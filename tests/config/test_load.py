@@ -245,6 +245,20 @@ def test_a_key_without_effect_is_rejected(
     refused(tmp_path, {**base(), "sources": [source(**keys)]}, f"source src.*{message}")
 
 
+def test_an_idle_setting_of_the_command_line_is_rejected(tmp_path: Path) -> None:
+    idle = {
+        "lora": {"r": 8}, "lr_decay_ratio": 0.5, "torch_compile_mode": "reduce-overhead",
+        "overflow": "drop", "parallel": "fsdp", "warmup_ratio": 0.3, "dataloader_num_workers": 4,
+    }  # fmt: skip
+    steps = {"warmup_steps_min": 3, "warmup_steps_max": 3, "override_min_warmup": False}
+    training = {"method": "full", "torch_compile": False, "packing": "concat", **steps}
+    value = {**base(), "training": training}
+    lines = list_errors(tmp_path, value, told={"experts": {"e": {"training": idle}}})
+    assert re.findall(r"training\.(\w+) has no effect", " ".join(lines)) == [*idle]
+    # A manifest may have them for another preset.
+    assert load(tmp_path, {**value, "training": training | idle})
+
+
 def test_keys_with_an_effect_or_null_are_accepted(tmp_path: Path) -> None:
     idle = source(revision=None, roles={}, options={}, category="c")
     chat = source(messages="m", tools="t", roles={"x": "user"}) | {"name": "chat"}

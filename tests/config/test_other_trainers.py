@@ -282,7 +282,7 @@ def test_defaults_that_replace_others_are_named(tmp_path: Path) -> None:
             "train: {micro_batch_size: 2, global_batch_size: 16, lr_warmup_steps: 5}\ndevices: 2",
             {"batch_size": 2, "gradient_accumulation_steps": 4, "warmup_steps_max": 5},
         ),
-        ("optimizer: {lr: 1e-4}\nlr_scheduler: {num_warmup_steps: 0}", {"warmup_ratio": 0.0}),
+        ("optimizer: {lr: 1}\nlr_scheduler: {num_warmup_steps: 9}", {"learning_rate": 1.0}),
         ("lora_parameters: {scale: 10.0}", {"lora": {"r": 8, "alpha": 80}}),
     ],
 )

@@ -62,6 +62,9 @@ FAULTS = [
     Fault(EPOCHS, "tuned: a.json", "training.tuned names a.json, which does not exist"),
     Fault(EPOCHS, "max_hours: 1", "max_hours is set but cannot be checked: the speed of this hard"),
     Fault(EPOCHS, "max_usd: 1", "but cannot be checked: no price is", ("hardware=H100 SXM",)),
+    Fault(
+        "model:", "demo: {description: d}\nmodel:", "no effect in a demo", ("hardware=H100 SXM",)
+    ),
     told("did you mean 'H100 SXM'", "hardware=H100 SMX"),
     told("key 'preset' is 'ful': it must be one of ['demo', 'full']; did you mean", "preset=ful"),
     told("price_usd_per_hour is inf; use a finite number, or null", "price_usd_per_hour=inf"),

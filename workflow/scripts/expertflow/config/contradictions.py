@@ -8,7 +8,7 @@ from typing import Any
 from expertflow.config.read_yaml import Settings, suggest_name
 from expertflow.core.errors import ConfigError, EvaluationError, list_faults
 from expertflow.core.records import from_json
-from expertflow.core.settings import without_auto
+from expertflow.core.settings import name_of, without_auto
 from expertflow.data.settings import FieldCheck
 from expertflow.data.shapes import parse_template
 from expertflow.data.sources.registry import source_kinds
@@ -17,6 +17,8 @@ from expertflow.evaluate.scoring import find_task, is_own_task, task_names
 from expertflow.plan.settings import TrainingSection
 from expertflow.plan.switches import check_settings
 
+# The schedule with a decay of its own.
+WITH_DECAY = "warmup_stable_decay"
 # Keys that only apply to a list of turns.
 OF_MESSAGES = ("tools", "role_key", "content_key", "roles")
 
@@ -63,6 +65,32 @@ def _idle(source: Settings) -> Iterator[tuple[str, str]]:
 
 def _is_set(settings: Settings, key: str) -> bool:
     return settings.get(key) not in (None, [], {})
+
+
+def find_idle_overrides(told: Settings, complete: Settings) -> Iterator[str]:
+    """Yield a line for each training setting of the command line that another one silences."""
+    training = from_json(TrainingSection, without_auto(complete), where="training")
+    section, packing, low = TrainingSection, training.packing, training.warmup_steps_min
+    is_pinned = low == training.warmup_steps_max and not training.override_min_warmup
+    is_alone = training.world_size == 1 and training.parallel != "ddp"
+    by_thread = packing != "none" and training.loader is None
+    schedule = training.lr_scheduler_type
+    silenced: tuple[tuple[Any, bool, str], ...] = (
+        (section.lora, training.method == "full", "method full; use lora"),
+        (section.lr_decay_ratio, schedule != WITH_DECAY, f"{schedule}; use {WITH_DECAY}"),
+        (
+            section.torch_compile_mode,
+            training.torch_compile is False,
+            "torch_compile false; use auto",
+        ),
+        (section.overflow, packing == "concat", "packing concat; use bfd"),
+        (section.parallel, is_alone, "world_size 1; raise that"),
+        (section.warmup_ratio, is_pinned, f"{low} warmup_steps_min and _max; set those"),
+        (section.dataloader_num_workers, by_thread, "packed rows; add loader: workers"),
+    )
+    for setting, is_idle, why in silenced:
+        if is_idle and told.get(name_of(setting)):
+            yield f"training.{name_of(setting)} has no effect with {why}, or remove it"
 
 
 def find_contradictions(

@@ -153,6 +153,12 @@ class ConfiguredExpert:
             bundled=None if self.bundle is None else self.bundle.content,
             told=self.told,
         )
+        card = self.run.told.get("hardware", "auto")
+        if settings["preset"] == "demo" and card not in ("auto", "cpu"):
+            raise ConfigError(
+                f"expert {self.name}: hardware={card} has no effect in a demo, which uses the CPU;"
+                " add preset=full, or remove it"
+            )
         task = settings["evaluation"]["task"]
         if self.opened is not None and is_own_task(task) and not self.opened.allow_own_code:
             raise ConfigError(

@@ -12,7 +12,11 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from expertflow.config.contradictions import find_contradictions, find_idle_keys
+from expertflow.config.contradictions import (
+    find_contradictions,
+    find_idle_keys,
+    find_idle_overrides,
+)
 from expertflow.config.read_yaml import Settings, at_line, check_values, read_yaml, suggest_name
 from expertflow.config.validate import (
     check,
@@ -181,14 +185,20 @@ def load_expert(
         # By kind: git commits are scanned, other sources only on request.
         if source["scan_secrets"] is None:
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
-    faults += (f"{where}: {fault}" for fault in find_contradictions(result, bundled=bundled))
-    raise_faults(faults)
+    found = [*find_contradictions(result, bundled=bundled)]
+    for layer in last:
+        found += find_idle_overrides(layer["training"], result["training"])
+    raise_faults([*faults, *(f"{where}: {fault}" for fault in found)])
     layers = {"manifest": [manifest], "overlay": [demo, *overlays], "command line": last}
-    # The last to name a setting wins.
-    settings = ((o, one.get("training") or ()) for o, parts in layers.items() for one in parts)
-    named = {key: origin for origin, keys in settings for key in keys}
-    origins = {key: origin for key, origin in named.items() if key in merged["training"]}
+    origins = _list_origins(layers, merged["training"])
     return {**result, "preset": "demo" if demo else "full", "setting_origins": origins}
+
+
+def _list_origins(layers: dict[str, list[Settings]], training: Settings) -> dict[str, str]:
+    """Return where each training setting comes from: the last layer to name it wins."""
+    named = ((o, one.get("training") or ()) for o, parts in layers.items() for one in parts)
+    origins = {key: origin for origin, keys in named for key in keys}
+    return {key: origin for key, origin in origins.items() if key in training}
 
 
 def _find_faults_of_file(path: Path, manifest: Settings, demo: Any) -> Iterator[str]:
