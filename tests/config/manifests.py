@@ -24,7 +24,7 @@ def load(
 ) -> dict[str, Any]:
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(value))
     settings = load_config({"experts": {"e": {}}, **config})
-    return load_expert("e", folders=[tmp_path], config=settings, told=told or {})
+    return load_expert("e", folders=[tmp_path], config=settings, told=[told or {}])
 
 
 def source(**keys: Any) -> dict[str, Any]:

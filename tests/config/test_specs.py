@@ -193,7 +193,7 @@ def test_a_bundle_gets_the_settings_behind_its_results() -> None:
     assert told("stage_to_nvme") == made["staging"]
     assert made["tokens"] == told("pretokenize_shard")
     assert set(made["files"]) == {"experts/e.yaml", "hardware/gpus.yaml", "hardware/prices.yaml"}
-    assert made["told"] == {**TOLD, "experts": {"e": {"training": {}}}}
+    assert made["told"] == TOLD
     facts = {
         "name": "s",
         "kind": "generated",
@@ -268,6 +268,16 @@ def made_by(**changes: Any) -> BundleSpec:
         "code": {}, "with_weights": False,
     }  # fmt: skip
     return BundleSpec(**{**settings, **changes})
+
+
+def test_a_length_here_replaces_the_one_a_bundle_was_made_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = {"training": {"max_steps": 6, "lora": {"r": 8}}}
+    made = made_by(told=there, config={"preset": "demo", "experts": {"e": {}}, **there})
+    monkeypatch.setitem(TOLD, "training", {"num_train_epochs": 2, "method": "full"})
+    spec = told("plan_training", made)
+    assert (spec["num_train_epochs"], spec["max_steps"]) == (2, None)
 
 
 def home(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:

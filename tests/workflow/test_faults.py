@@ -62,9 +62,6 @@ FAULTS = [
     Fault(EPOCHS, "tuned: a.json", "training.tuned names a.json, which does not exist"),
     Fault(EPOCHS, "max_hours: 1", "max_hours is set but cannot be checked: the speed of this hard"),
     Fault(EPOCHS, "max_usd: 1", "but cannot be checked: no price is", ("hardware=H100 SXM",)),
-    Fault(
-        "model:", "demo: {description: d}\nmodel:", "no effect in a demo", ("hardware=H100 SXM",)
-    ),
     told("did you mean 'H100 SXM'", "hardware=H100 SMX"),
     told("key 'preset' is 'ful': it must be one of ['demo', 'full']; did you mean", "preset=ful"),
     told("price_usd_per_hour is inf; use a finite number, or null", "price_usd_per_hour=inf"),
@@ -179,6 +176,12 @@ def test_auto_is_the_cpu_without_a_card(finished: Workspace, tmp_path: Path) -> 
     assert space.record("plan.json")["hardware"] == "cpu"
     space.run(*arguments[:-1], "hardware=H100 SXM")
     assert space.record("plan.json")["hardware"] == "H100 SXM"
+
+
+def test_a_demo_next_to_others_says_that_it_uses_no_card(fresh: Workspace) -> None:
+    fresh.write_manifest("tiny", {**manifest(), "demo": {"description": "d"}})
+    out = fresh.run("-n", REPORT, "results/other/report.json", "--config", "hardware=H100 SXM")
+    assert "note: tiny: hardware=H100 SXM has no effect in a demo; add preset=full" in out
 
 
 def test_forbidden_runs_are_rejected_before_any_job(fresh: Workspace) -> None:

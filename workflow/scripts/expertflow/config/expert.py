@@ -96,14 +96,14 @@ class RunContext(Record, frozen=True, kw_only=True):
 class ConfiguredExpert:
     """An expert whose settings are loaded, checked and locked on first use.
 
-    ``config`` is the run's checked configuration, or that of an opened bundle. ``told`` is the part
-    from the command line, here or where the bundle was made.
+    ``config`` is the run's checked configuration, or that of an opened bundle. ``told`` are the
+    parts from command lines: where the bundle was made, and here.
     """
 
     def __init__(self, name: str, run: RunContext, config: Settings, hashes: HashCache) -> None:
         self.name, self.run, self.hashes = name, run, hashes
         self.results = Path("results", name)
-        self.config, self.told = config, run.told
+        self.config, self.told = config, [run.told]
         self.folders: Sequence[Path] = FOLDERS
         marker = self.results / OPENED
         self.opened = read_record(OpenedBundle, marker) if marker.is_file() else None
@@ -123,7 +123,7 @@ class ConfiguredExpert:
         experts = {**run.config["experts"], **made["experts"]}
         merged = merge_settings({**run.config, **made, "experts": experts}, run.told)
         self.config = load_config(merged, run.told)
-        self.told = merge_settings(bundle.told, run.told)
+        self.told = [bundle.told, run.told]
         place = f"{self.results}/{CARRIED}/experts"
         files = bundle.files.items()
         made_with = next((file.sha256 for key, file in files if key.startswith("experts/")), None)
@@ -153,12 +153,6 @@ class ConfiguredExpert:
             bundled=None if self.bundle is None else self.bundle.content,
             told=self.told,
         )
-        card = self.run.told.get("hardware", "auto")
-        if settings["preset"] == "demo" and card not in ("auto", "cpu"):
-            raise ConfigError(
-                f"expert {self.name}: hardware={card} has no effect in a demo, which uses the CPU;"
-                " add preset=full, or remove it"
-            )
         task = settings["evaluation"]["task"]
         if self.opened is not None and is_own_task(task) and not self.opened.allow_own_code:
             raise ConfigError(

@@ -63,7 +63,7 @@ def merge_settings(base: Settings, over: Settings) -> Settings:
     return result
 
 
-def _lay_over(base: Settings, over: Settings) -> Settings:
+def lay_over(base: Settings, over: Settings) -> Settings:
     """Merge settings, in which a length of the run replaces one of another kind."""
     result, given = merge_settings(base, over), over.get("training") or {}
     for key, others in LENGTHS.items():
@@ -139,13 +139,13 @@ def load_expert(
     folders: Sequence[Path],
     config: Settings,
     bundled: Collection[str] | None = None,
-    told: Settings | None = None,
+    told: Sequence[Settings] = (),
 ) -> Settings:
     """Return an expert's settings, checked and complete.
 
-    ``bundled`` names user files that may be absent, because a bundle has their hashes. ``told`` is
-    the command line's part of the configuration. In the result, ``preset`` is that of the settings,
-    and ``setting_origins`` says where the training settings come from.
+    ``bundled`` names user files that may be absent, because a bundle has their hashes. ``told`` are
+    the configurations of command lines, this run's last. In the result, ``preset`` is that of the
+    settings, and ``setting_origins`` says where the training settings come from.
 
     Raises:
         ConfigError: the manifest, or an override of it, is wrong; names file, key, value and fix.
@@ -160,7 +160,7 @@ def load_expert(
     faults = [*_wrong_origins(manifest, path)]
     # It is not a setting itself.
     manifest.pop("demo", None)
-    merged = _lay_over(manifest, demo)
+    merged = lay_over(manifest, demo)
     own = config["experts"].get(name) or {}
     if "demo" in own:
         raise ConfigError(
@@ -169,11 +169,9 @@ def load_expert(
     if isinstance(own.get("sources"), dict):
         own = {**own, "sources": _named_sources(name, merged["sources"], own["sources"])}
     overlays = {"training": config["training"]}, own
-    told = training_overrides(told or {}, name)
-    parts = [{"training": part["training"]} for part in (told, told["experts"][name])]
-    last = [convert_texts(part, schema, schema) for part in parts]
+    last = [training_overrides(part, name) for part in told]
     for layer in (*overlays, *last):
-        merged = _lay_over(merged, layer)
+        merged = lay_over(merged, layer)
     where = f"{path} with {'its demo block and ' if demo else ''}overrides"
     check(merged, schema, where=where)
     faults += (f"{where}: {fault}" for fault in find_idle_keys(merged))
@@ -186,7 +184,8 @@ def load_expert(
         if source["scan_secrets"] is None:
             source["scan_secrets"] = source_kinds()[source["kind"]].scan_secrets
     found = [*find_contradictions(result, bundled=bundled)]
-    for layer in last:
+    # A bundle's overrides cannot be removed here.
+    for layer in last[-1:]:
         found += find_idle_overrides(layer["training"], result["training"])
     raise_faults([*faults, *(f"{where}: {fault}" for fault in found)])
     layers = {"manifest": [manifest], "overlay": [demo, *overlays], "command line": last}
@@ -219,11 +218,9 @@ def training_overrides(told: Settings, expert: str) -> Settings:
         # Snakemake reads a null on the command line as text.
         return found if isinstance(found := of.get(key), dict) else {}
 
-    own = part(part(told, "experts"), expert)
-    return {
-        "training": part(told, "training"),
-        "experts": {expert: {"training": part(own, "training")}},
-    }
+    schema, layers = read_schema("expert"), (told, part(part(told, "experts"), expert))
+    parts = ({"training": part(layer, "training")} for layer in layers)
+    return lay_over(*(convert_texts(part, schema, schema) for part in parts))
 
 
 def _named_sources(expert: str, sources: list[Settings], changes: Settings) -> list[Settings]:

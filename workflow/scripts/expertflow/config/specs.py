@@ -4,7 +4,7 @@ A rule reruns when its spec changes, so a setting belongs in the spec of the fir
 it and in no other. The function behind a rule has the rule's name.
 """
 
-from functools import cache
+from functools import cache, reduce
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from expertflow.config.ablations import variant_spec
 from expertflow.config.code_digest import GENERATOR, rule_digest
 from expertflow.config.expert import ConfiguredExpert
 from expertflow.config.hardware_tables import calibration_spec
-from expertflow.config.load import training_overrides
+from expertflow.config.load import lay_over, training_overrides
 from expertflow.core.files import canonical_json
 from expertflow.core.records import Record, from_json, to_json
 from expertflow.data.settings import (
@@ -256,5 +256,5 @@ def make_bundle(expert: ConfiguredExpert, _: Any) -> BundleSpec:
         with_weights=config["bundle_weights"],
         tuned=expert.training.tuned,
         staging=stage_to_nvme(expert, None),
-        told=training_overrides(expert.told, name),
+        told=reduce(lay_over, (training_overrides(told, name) for told in expert.told)),
     )

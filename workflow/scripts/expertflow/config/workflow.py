@@ -341,6 +341,9 @@ class Workflow:
         forecaster, name = Forecaster(expert), expert.name
         if scarce := forecaster.check_memory():
             note(scarce)
+        card = self._run.told.get("hardware", "auto")
+        if expert.preset == "demo" and card not in ("auto", "cpu"):
+            note(f"{name}: hardware={card} has no effect in a demo; add preset=full")
         missing = no_gpu_reason() if expert.plan_spec.hardware == "auto" else None
         if missing:
             time = forecaster.forecast().time_text()
