@@ -183,7 +183,7 @@ def test_a_restarted_machine_stops_when_the_budget_is_spent(tmp_path: Path, is_f
     # After an earlier session, missing results cannot be assumed to be elsewhere.
     shutil.rmtree(again / "results")
     (again / "hook").unlink()
-    out = guarded.run(again, *options, command=["true"], patch=guarded.AT_ONCE, code=84)
+    out = guarded.run(again, *options, command=["true"], code=84)
     assert "NOT SYNCED" in out
     assert not (again / "hook").exists()
 

@@ -138,7 +138,9 @@ class Copies:
             if self.send_all():
                 return True
             wait_s = retry_wait_s(attempt)
-            if attempt == n_retries or not may_go_on(wait_s):
+            # Time does not fill empty results.
+            is_last = attempt == n_retries or not any(self.results.glob("*"))
+            if is_last or not may_go_on(wait_s):
                 break
             log.warning("trying again in %.0f s", wait_s)
             # Not sleep: a signal ends the wait.
