@@ -33,6 +33,12 @@ SCRIPTS = ROOT / "workflow" / "scripts"
 SHARED_DATA = ROOT.parent / "shared" / "data"
 # A timeout for hangs, also on a slow machine; mutants.py has less.
 PATIENCE_S = float(os.environ.get("EXPERTFLOW_PATIENCE_S", "900"))
+# Of Qwen3-0.6B.
+QWEN3_CONFIG = {
+    "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+    "tie_word_embeddings": True, "model_type": "qwen3",
+}  # fmt: skip
 
 
 def wait_for(

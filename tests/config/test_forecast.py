@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support import QWEN3_CONFIG
 
 from expertflow.config import forecast
 from expertflow.config.expert import RunContext
@@ -24,11 +25,6 @@ from expertflow.plan.records import CostPlan
 from expertflow.tokens.records import PackedSplit
 from expertflow.train.model.base import read_facts
 
-CONFIG = {
-    "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
-    "tie_word_embeddings": True, "model_type": "qwen3",
-}  # fmt: skip
 COST = {
     "price_usd_per_hour": 2.5, "price_as_of": "2026-11-01", "predicted_hours": 1.5,
     "predicted_hours_low": 1.0, "predicted_hours_high": 2.25, "predicted_usd": 3.75,
@@ -53,7 +49,7 @@ class Place:
         self.config: dict[str, Any] = {"preset": "full", "hardware": "H100 SXM"}
         for folder in ("config/experts", "config/hardware", "model", "results/e/sources/fetched"):
             (root / folder).mkdir(parents=True)
-        Path("model/config.json").write_text(json.dumps(CONFIG))
+        Path("model/config.json").write_text(json.dumps(QWEN3_CONFIG))
         Path("x.jsonl").write_text("x" * 9_000_000)
         prices = {"H100 SXM": {"usd_per_hour": 2.5, "as_of": "2026-11-01"}}
         Path("config/hardware/prices.yaml").write_text(yaml.safe_dump({"prices": prices}))
@@ -176,7 +172,7 @@ def test_a_card_too_small_for_the_weights_is_rejected(
         place.workflow.priority("train_expert")(SimpleNamespace(expert="e"))
 
     dry_run()
-    Path("model/config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 500}))
+    Path("model/config.json").write_text(json.dumps(QWEN3_CONFIG | {"num_hidden_layers": 500}))
     too_large = (
         "e: weights, gradients and optimizer take 119.5 GiB and H100 SXM has 74.5 GiB; set"
         " pure_bf16 to true and optim to adamw_8bit, or use a larger card"
@@ -184,7 +180,7 @@ def test_a_card_too_small_for_the_weights_is_rejected(
     with pytest.raises(SystemExit, match=too_large):
         dry_run()
     # In close cases only the plan's trace can decide.
-    Path("model/config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 280}))
+    Path("model/config.json").write_text(json.dumps(QWEN3_CONFIG | {"num_hidden_layers": 280}))
     capsys.readouterr()
     dry_run()
     assert "H100 SXM has 74.5 GiB; whether activations fit is not known" in capsys.readouterr().err

@@ -181,6 +181,8 @@ def test_tools_and_calls_are_written_and_calls_are_learned() -> None:
     chat[2] |= {"tool_calls": [{"type": "function", "function": function}]}
     template = chat_environment().from_string(CHATML)
     assert template.render(messages=chat, tools=list(AGENT.tools)) == whole(segments)
+    chat[0]["content"] = None
+    assert "be kind" not in template.render(messages=chat, tools=list(AGENT.tools))
 
 
 def test_a_question_names_the_tools_and_the_calls_before_it() -> None:

@@ -57,14 +57,6 @@ def _client() -> Any:
     return boto3.client("s3")
 
 
-def remote_shell(folder: Path) -> Path:
-    """Write a program that rsync calls in place of ssh: this machine is also the remote one."""
-    path = folder / "shell"
-    path.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
-    path.chmod(0o755)
-    return path
-
-
 def fake_rsync(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace rsync with a script."""
     folder.mkdir(exist_ok=True)
@@ -146,7 +138,11 @@ def place(
             yield Place(destination=f"{address}/run", folder=folder / "run")
         return
     if kind == "rsync":
-        monkeypatch.setenv("RSYNC_RSH", str(remote_shell(tmp_path)))
+        # Called in place of ssh: this machine is also the remote one.
+        shell = tmp_path / "shell"
+        shell.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+        shell.chmod(0o755)
+        monkeypatch.setenv("RSYNC_RSH", str(shell))
         yield Place(destination=f"elsewhere:{folder}", folder=folder)
         return
     yield Place(destination=str(folder), folder=folder)

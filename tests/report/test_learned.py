@@ -200,7 +200,7 @@ def test_the_page_states_what_was_not_comparable() -> None:
     before = replace(DONE.before, score=DONE.after.score)
     alike = replace(DONE, before=before, changes=(DONE.changes[0], same))
     said = _answers(_report(alike)[1])["Against the untrained model"]
-    assert "0.0 points (no interval: all changed equally)" in said
+    assert "0.0 points (no interval: all changed equally, or form one group)" in said
     # An earlier run of other questions says so.
     earlier = made_up.earlier(0.0, SAME)
     earlier = replace(earlier, n_shared_questions=0, value_fraction=None, change=None)

@@ -45,18 +45,6 @@ def steps(inputs: TrainInputs) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (inputs.state / "steps.jsonl").open()]
 
 
-def broken_at(monkeypatch: pytest.MonkeyPatch, *, step: int, loss: float) -> None:
-    forward, calls = PackedLoss.forward, {"n": 0}
-
-    def broken(self: PackedLoss, batch: Any) -> torch.Tensor:
-        value = forward(self, batch)
-        calls["n"] += self.training
-        worse = self.training and calls["n"] >= step
-        return value * 0 + loss * batch.n_target_tokens if worse else value
-
-    monkeypatch.setattr(PackedLoss, "forward", broken)
-
-
 @pytest.mark.parametrize(
     ("loss", "problem"),
     [
@@ -69,7 +57,15 @@ def test_a_run_that_diverges_stops_and_keeps_its_last_good_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: float, problem: str
 ) -> None:
     inputs = made(tmp_path, n_steps=20)
-    broken_at(monkeypatch, step=8, loss=loss)
+    forward, calls = PackedLoss.forward, {"n": 0}
+
+    def break_at_8(self: PackedLoss, batch: Any) -> torch.Tensor:
+        value = forward(self, batch)
+        calls["n"] += self.training
+        worse = self.training and calls["n"] >= 8
+        return value * 0 + loss * batch.n_target_tokens if worse else value
+
+    monkeypatch.setattr(PackedLoss, "forward", break_at_8)
     with pytest.raises(Diverged, match=rf"step 8 diverged: {problem}") as caught:
         train(inputs)
     good = inputs.state / "checkpoints" / "step-00000005"

@@ -143,8 +143,12 @@ def run(place: Path, command: str) -> str:
     return done.stdout + done.stderr
 
 
-def write_clone(place: Path) -> None:
-    """Copy tracked files, with an installation whose stamps say that it is complete."""
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a clone in which ``make demo`` was run, with few and short steps."""
+    place = tmp_path_factory.mktemp("demo") / "clone"
+    place.mkdir()
+    # Tracked files, with an installation whose stamps say that it is complete.
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -169,14 +173,6 @@ def write_clone(place: Path) -> None:
     demo["training"] |= {"max_steps": 6, "n_threads": 1, "eval_steps": 6, "save_steps": 6}
     demo["evaluation"] |= {"max_examples": 4, "n_selection_examples": 4, "max_new_tokens": 4}
     path.write_text(yaml.safe_dump(manifest))
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a clone in which ``make demo`` was run, with few and short steps."""
-    place = tmp_path_factory.mktemp("demo") / "clone"
-    place.mkdir()
-    write_clone(place)
     assert "verdict" in run(place, "make demo")
     return place
 

@@ -7,15 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from loopback_hub import Hub, Repository, serving_models
+from support import QWEN3_CONFIG
 from workflow_space import Workspace, make_workspace, manifest
 
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 TITLE = "What the trainings should take; other jobs are not included"
-SHAPE = {
-    "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
-    "tie_word_embeddings": True, "model_type": "qwen3",
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -25,7 +21,7 @@ def mine(tmp_path: Path) -> Workspace:
     for name in ("config", "data"):
         shutil.move(code.root / name, mine.root / name)
     (mine.root / "model").mkdir()
-    (mine.root / "model" / "config.json").write_text(json.dumps(SHAPE))
+    (mine.root / "model" / "config.json").write_text(json.dumps(QWEN3_CONFIG))
     (mine.root / "data" / "sums.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 200_000)
     large = manifest(batch_size=16, max_steps=None, num_train_epochs=2.0) | {"model": "model"}
     del large["builtin"]
@@ -77,7 +73,7 @@ def test_a_dry_run_ends_with_hours_and_dollars(mine: Workspace) -> None:
 
 def test_a_model_is_forecast_before_it_is_downloaded(mine: Workspace) -> None:
     (mine.root / "model" / "config.json").unlink()
-    files = {"config.json": json.dumps(SHAPE).encode(), "model.safetensors": bytes(10_000)}
+    files = {"config.json": json.dumps(QWEN3_CONFIG).encode(), "model.safetensors": bytes(10_000)}
     hub = Repository({**files, "tokenizer.json": b"{}"})
     large = mine.root / "config" / "experts" / "large.yaml"
     large.write_text(large.read_text().replace("model: model", "model: maker/model"))

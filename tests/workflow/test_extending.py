@@ -40,18 +40,6 @@ def apply(space: Workspace, recipe: str) -> None:
         file.write_text(before.replace(anchor, new), encoding="utf-8")
 
 
-def run_commands(space: Workspace, recipe: str) -> None:
-    (commands,) = COMMANDS.findall(recipe)
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": programs, **warm_jobs()}
-    # The smallest expert replaces the page's.
-    done = subprocess.run(
-        ["bash", "-euc", commands.replace("expert-sql", "tiny")],
-        cwd=space.root, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-
-
 def setting_is_used(space: Workspace) -> bool:
     report, last = space.record("report.json"), (space.root / "results/tiny/steps.jsonl")
     rate = json.loads(last.read_text().splitlines()[-1])["learning_rate"]
@@ -97,5 +85,13 @@ def test_a_recipe_works_as_written(space: Workspace, names: tuple[str, ...]) -> 
     (space.root / "docs").mkdir()
     for name in names:
         apply(space, RECIPES[name])
-    run_commands(space, RECIPES[names[0]])
+    (commands,) = COMMANDS.findall(RECIPES[names[0]])
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": programs, **warm_jobs()}
+    # The smallest expert replaces the page's.
+    done = subprocess.run(
+        ["bash", "-euc", commands.replace("expert-sql", "tiny")],
+        cwd=space.root, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert all(CHECKS[name](space) for name in names)

@@ -44,24 +44,19 @@ def calls(copied: Workspace) -> dict[str, str]:
     return {match[1]: match[0] for match in CALL.finditer(output) if "results/tiny/" in match[0]}
 
 
-def read_file(space: Workspace, calls: dict[str, str], reader: str) -> tuple[int, list[str]]:
-    """Run the reader of a file; return its exit code and lines."""
-    if reader == "snakemake":
-        done = space.snakemake("-n", INDEX)
-    else:
-        scripts = space.root / "workflow" / "scripts"
-        words = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        done = space.execute("bash", "-c", calls[reader], EXPERTFLOW=str(scripts), PATH=words)
-    return done.returncode, (done.stdout + done.stderr).splitlines()
-
-
 @pytest.mark.parametrize("pattern", READERS)
 def test_no_flipped_byte_is_used(copied: Workspace, calls: dict[str, str], pattern: str) -> None:
     [path] = copied.root.glob(pattern)
     intact = path.read_bytes()
     flip_byte(path)
     flipped = path.read_bytes()
-    code, lines = read_file(copied, calls, READERS[pattern])
+    if READERS[pattern] == "snakemake":
+        done = copied.snakemake("-n", INDEX)
+    else:
+        scripts, call = copied.root / "workflow" / "scripts", calls[READERS[pattern]]
+        words = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = copied.execute("bash", "-c", call, EXPERTFLOW=str(scripts), PATH=words)
+    code, lines = done.returncode, (done.stdout + done.stderr).splitlines()
     if pattern in MADE_AGAIN:
         assert code == 0 and path.read_bytes() != flipped
         return

@@ -13,16 +13,15 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from interrupted import TARGET, Run, finish, kill_jobs, rerun
 from support import is_running
 from workflow_space import REPORT, Workspace, let_trainings_rest, manifest
 
-from expertflow.core.attempts import Attempt, read_attempts
+from expertflow.core.attempts import read_attempts
 
 pytestmark = [pytest.mark.chain, pytest.mark.long]
 N_STEPS = 60
@@ -113,12 +112,7 @@ def test_the_trainer_alone_is_stopped_repeatedly(space: Workspace, expected: str
     assert len(attempts) == 4 and attempts[1].code is None and attempts[3].code == 0
     assert attempts[1].start_s < attempts[1].end_s <= killed_s
     space.run(REPORT)
-    check_bill(space.record("report.json")["bill"], attempts)
-    space.run(TARGET, "--forcerun", "train_expert")
-    assert read_attempts(space.root / "results/tiny/logs/train_expert.attempts.json") == attempts
-
-
-def check_bill(bill: dict[str, Any], attempts: Sequence[Attempt]) -> None:
+    bill = space.record("report.json")["bill"]
     stages = {stage["stage"]: stage for stage in bill["stages"]}
     assert [stages["train_expert"][key] for key in ("jobs", "attempts")] == [1, len(attempts)]
     assert stages.keys() >= {"fetch_source", "evaluate_expert", "build_report"}
@@ -128,6 +122,8 @@ def check_bill(bill: dict[str, Any], attempts: Sequence[Attempt]) -> None:
     (lost,) = bill["lost"]
     failed_s = sum(attempt.end_s - attempt.start_s for attempt in attempts[:-1])
     assert lost["attempts"] == len(attempts) - 1 and 0 < lost["wall_s"] <= failed_s
+    space.run(TARGET, "--forcerun", "train_expert")
+    assert read_attempts(space.root / "results/tiny/logs/train_expert.attempts.json") == attempts
 
 
 def test_two_runs_at_once(space: Workspace, expected: str) -> None:

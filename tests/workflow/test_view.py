@@ -189,14 +189,8 @@ def test_a_line_that_did_not_fit_into_its_log_is_reported(
 
 @pytest.mark.chain
 def test_a_terminal_shows_running_jobs(space: Workspace) -> None:
-    told = run_in_terminal(space, "--cores", "2", REPORT, "--forcerun", "build_report")
-    assert re.search(r"  build_report tiny  [0-9.]+ s", told)
-    assert re.search(r" +1/1  build_report +tiny +[0-9.]+ s", told)
-
-
-def run_in_terminal(space: Workspace, *arguments: str) -> str:
-    """Run Snakemake in a terminal, which must succeed; return its output there."""
     main, other = pty.openpty()
+    arguments = ("--cores", "2", REPORT, "--forcerun", "build_report")
     with subprocess.Popen(
         [warm_python() / "snakemake", *arguments],
         cwd=space.root, env=space.environment({"TERM": "xterm", **warm_jobs()}),
@@ -211,7 +205,8 @@ def run_in_terminal(space: Workspace, *arguments: str) -> str:
             pass
         assert process.wait(LIMIT_S) == 0, told.decode()
     os.close(main)
-    return told.decode()
+    assert re.search(r"  build_report tiny  [0-9.]+ s", told.decode())
+    assert re.search(r" +1/1  build_report +tiny +[0-9.]+ s", told.decode())
 
 
 def test_mistakes_on_the_command_line_get_the_right_command(space: Workspace) -> None:

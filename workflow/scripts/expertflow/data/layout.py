@@ -19,7 +19,7 @@ CHATML_TOKENS = (TURN_START, TURN_END)
 CHATML = r"""{%- if tools %}
 {{- '<|im_start|>system\n' }}
 {%- if messages[0].role == 'system' %}
-{{- messages[0].content + '\n\n' }}
+{{- (messages[0].content or '') + '\n\n' }}
 {%- endif %}
 {{- 'These tools may be called:\n' }}
 {%- for tool in tools %}

@@ -122,8 +122,7 @@ def has_spread(change: PairedChange) -> bool:
 
 def format_interval(change: PairedChange) -> str:
     if not has_spread(change):
-        why = "all changed equally" if change.difference in {-1, 0, 1} else "all form one group"
-        return f"no interval: {why}{_too_few(change)}"
+        return f"no interval: all changed equally, or form one group{_too_few(change)}"
     # Losses in nats, scores in points of a hundred.
     digits, scale = (3, 1) if change.quantity in LOSSES else (1, 100)
     return " to ".join(f.with_sign(scale * end, digits) for end in change.ci95) + _too_few(change)
