@@ -6,8 +6,7 @@ A nullable field is written ``auto`` in a manifest if the setting says so, else 
 needs a setting's name as text asks the field: ``name_of(Training.learning_rate)``.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -101,8 +100,10 @@ def name_of(field: Any) -> str:
     return str(field.__name__)
 
 
-def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
+@cache
+def list_settings(cls: type[msgspec.Struct]) -> tuple[SettingInfo, ...]:
     """List the declared settings of a struct in order, without its other fields."""
+    found = []
     hints = get_type_hints(cls, include_extras=True)
     defaults = {field.encode_name: field for field in fields(cls)}
     for name, hint in hints.items():
@@ -112,7 +113,7 @@ def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
         default = field.default
         kind, nullable = _without_null(get_args(hint)[0])
         neutral = extra["neutral"]
-        yield SettingInfo(
+        setting = SettingInfo(
             name=name,
             kind=kind,
             schema=_schema(kind, meta, nullable=nullable, default=default),
@@ -121,6 +122,8 @@ def list_settings(cls: type[msgspec.Struct]) -> Iterator[SettingInfo]:
             neutral=default if neutral is ... else neutral,
             **{name: extra[name] for name in ("affects", "auto", "by_hand", "reported")},
         )
+        found.append(setting)
+    return tuple(found)
 
 
 def json_schema(cls: type[msgspec.Struct]) -> JsonSchema:
