@@ -1,8 +1,10 @@
 """Quantiles of Student's distribution, for intervals of few measurements, without scipy."""
 
 import math
+from functools import cache
 
 
+@cache
 def student_quantile(n_degrees: int) -> float:
     """Return the 97.5 % quantile of Student's t for an integer number of degrees of freedom.
 
@@ -23,10 +25,10 @@ def _cdf(t: float, n: int) -> float:
     even  sin (1 + 1/2 cos^2 + 1*3/(2*4) cos^4 ...)
     """
     angle, odd = math.atan(t / math.sqrt(n)), n % 2  # t = sqrt(n) tan(angle)
-    total, term = 0.0, 1.0
+    total, term, cos2 = 0.0, 1.0, math.cos(angle) ** 2
     for k in range(n // 2):
         total += term
-        term *= math.cos(angle) ** 2 * (2 * k + 1 + odd) / (2 * k + 2 + odd)
+        term *= cos2 * (2 * k + 1 + odd) / (2 * k + 2 + odd)
     both = math.sin(angle) * total
     if odd:
         both = 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
