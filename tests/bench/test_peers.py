@@ -37,7 +37,9 @@ def test_a_machine_that_slows_down_changes_no_ratio_of_equals() -> None:
     assert ratios({0: 1.0}, {1: 1.0}) is None
 
 
-ABSENT = ("orjson", "fastokens", "snakemake", "datasets", "trl", "pytest", "jsonschema")
+ABSENT = (
+    "orjson", "fastokens", "snakemake", "datasets", "trl", "pytest", "jsonschema", "bitsandbytes",
+)  # fmt: skip
 
 
 def made_up(*, s: list[float], losses: list[float], n_tokens: int = 1200) -> dict[str, Any]:

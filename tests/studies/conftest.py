@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support import LORA, write_tiny_run
+from support import write_tiny_run
 
 from expertflow.core.records import read_record
 from expertflow.plan.records import TrainPlan
@@ -12,7 +12,7 @@ from expertflow.plan.records import TrainPlan
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_run(folder, lora=LORA, n_steps=8)
+    write_tiny_run(folder, n_steps=8)
     return folder
 
 
