@@ -1,8 +1,7 @@
 """Load models for training, scoring and export, including QLoRA on a 4-bit base.
 
 In 4 bits (NF4, double quantized) the base is frozen; embeddings and head stay in the plan's
-precision, as the loss reads the head itself. bitsandbytes is an optional extra, imported only for
-qlora.
+precision, as the loss reads the head itself. This needs bitsandbytes, an optional extra.
 """
 
 import json
