@@ -70,6 +70,7 @@ Supabase Token: sb|_secret_{31}; Tailscale Key: ts|key-auth-{12}-{32}
 Terraform Cloud Token: {14}|.atlasv1.{67}; Weights & Biases Key: wan|db_v1_{60}
 Assigned Credential: aws_secret_|access_key = {40}; Assigned Credential: db.pass|word: "{9l}42"
 Assigned Credential: export GRAPHITE_TO|KEN={20}7q; Assigned Credential: "clientSec|ret":"{32h}"
+Assigned Credential: db.pass|word: "q7Rmy4tZw"
 """
 SIGNS = {
     "": ALL, "h": HEX, "u": UPPER + DIGITS, "d": DIGITS, "l": "qwrtzplkjhgfdsxcvbnm", "a": LOWER,

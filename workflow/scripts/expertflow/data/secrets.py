@@ -122,7 +122,7 @@ ASSIGNED = re.compile(
 # Placeholder values: templates, and short ones with a telltale word.
 PLACEHOLDER = re.compile(
     r"""(?ix)[<>{}()\[\]|\\*]|^[$%@]|\.\.|https?:|^[\w.-]*\.[a-z]{2,4}$|^(?=.{1,24}$).*(?:example
-    |sample|dummy|placeholder|redacted|change|your|my|test|foo|bar|abc|123|xxx|pass|secret|token|key
+    |sample|dummy|placeholder|redacted|change|your|^my|test|foo|bar|abc|123|xxx|pass|secret|token|key
     |demo|fake|none|null)"""
 )
 # Some patterns take quadratic time in the line length. Longer lines are read in overlapping windows
