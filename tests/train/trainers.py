@@ -31,7 +31,7 @@ from support import ROOT, SCRIPTS
 from torch.distributed import TCPStore
 
 from expertflow.core import files
-from expertflow.train import device, job
+from expertflow.train import job, preflight
 from expertflow.train.saved import checkpoint, checkpoint_files
 from expertflow.train.timing import Clock
 
@@ -215,6 +215,6 @@ if __name__ == "__main__":
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     get_checkpoint_conversion_mapping("qwen3")  # kept, as for other models
-    device.CPU_TIMED_S = 0.02  # no test reads how fast this CPU is
+    preflight.CPU_WIDTH = 64  # no test reads how fast this CPU is
     gc.freeze()  # or each fork's collections would copy all pages
     serve()
