@@ -247,10 +247,10 @@ def test_a_number_of_warm_up_steps_is_kept(tmp_path: Path) -> None:
 
 
 def test_defaults_that_replace_others_are_named(tmp_path: Path) -> None:
-    text = "model_name: m\nlearning_rate: 1e-5\nwarmup_steps: 0\nlora_r: 8"
-    notes = translate_text(tmp_path, text).notes
+    text = "learning_rate: 1e-5\nwarmup_steps: 0\nlora_r: 8"
+    notes = translate_text(tmp_path, f"model_name: m\n{text}").notes
     names = "num_train_epochs, lr_scheduler_type, batch_size, max_seq_length"
-    names += ", lora.alpha, lora.dropout, lora.targets"
+    names += ", lora.alpha, lora.dropout, lora.targets, data.supervise"
     assert f"Not set there, so our defaults apply: {names}." in notes
     assert "lora_r implies an adapter; else set training.method to full." in notes
 
@@ -297,6 +297,7 @@ def test_a_key_without_effect_sets_nothing(tmp_path: Path, turn: int) -> None:
     lines = ["completion_only_loss: true", "assistant_only_loss: false"][::turn]
     result = translate_text(tmp_path, "\n".join(["model_name: m", *lines]))
     assert result.manifest["data"]["supervise"] == "completion"
+    assert not any("data.supervise" in note for note in result.notes)
 
 
 def test_a_value_that_no_manifest_may_have_is_reported(tmp_path: Path) -> None:
@@ -372,6 +373,10 @@ def test_splits_to_evaluate_on_are_not_trained_on(tmp_path: Path) -> None:
     found = [(one["id"], one["split"], one.get("weight")) for one in result.manifest["sources"]]
     assert found == [("a/b", "train_sft", None), ("c/d", "train_sft", 0.5)]
     assert not result.unknown and any("test_sft of c/d is not read" in n for n in result.notes)
+    mixture = "dataset_test_split: t\ndataset_mixture: {test_split_size: 9, datasets: [{id: a/b}]}"
+    result = translate_text(tmp_path, f"model_name_or_path: m\n{mixture}")
+    assert "Left out: test_split_size; data.eval_fraction holds documents out." in result.notes
+    assert result.explained == {"dataset_test_split": "sources and data.eval_fraction"}
     both = sources_of(tmp_path, "{path: a/b, split: [train, validation]}, c/d")
     assert [one["id"] for one in both] == ["a/b", "c/d"] and "split" not in both[0]
 

@@ -34,8 +34,9 @@ def complete_training(training: Settings, found: Settings) -> None:
     training.setdefault(name_of(TrainingSection.packing), packing)
 
 
-def explain_defaults(training: Settings) -> Iterator[str]:
+def explain_defaults(manifest: Settings) -> Iterator[str]:
     """Yield a line with the important settings that get our defaults."""
+    training = manifest["training"]
     replaced = {
         TrainingSection.num_train_epochs: TrainingSection.max_steps,
         TrainingSection.learning_rate: TrainingSection.learning_rate,
@@ -50,6 +51,9 @@ def explain_defaults(training: Settings) -> Iterator[str]:
         lora = name_of(TrainingSection.lora)
         decisive = map(name_of, (LoraSpec.r, LoraSpec.alpha, LoraSpec.dropout, LoraSpec.targets))
         names += [f"{lora}.{name}" for name in decisive if name not in training.get(lora, {})]
+    if "supervise" not in manifest.get("data", {}):
+        # TRL by default learns every token of a chat.
+        names.append("data.supervise")
     if names:
         yield f"Not set there, so our defaults apply: {', '.join(names)}."
 

@@ -30,7 +30,11 @@ RANGE = re.compile(r"[^\[\]]+\[\d*:\d*\]")
 def list_sources(found: Settings, notes: list[str]) -> Iterator[Settings]:
     """Yield sources for the data sets that a file names; notes say what the user should check."""
     given = found.get("datasets") or found.get("dataset_mixture") or found.get("dataset")
-    given = given.get("datasets", [given]) if isinstance(given, dict) else given
+    if isinstance(given, dict):
+        # The handbook's test_split_size is a number of documents, our eval_fraction a share.
+        if "datasets" in given and (left := sorted(given.keys() - {"datasets"})):
+            notes.append(f"Left out: {', '.join(left)}; data.eval_fraction holds documents out.")
+        given = given.get("datasets", [given])
     if isinstance(mixer := found.get("dataset_mixer"), dict):
         # The alignment handbook's: a weight per data set, and splits of all of them.
         splits = found.get("dataset_splits")
@@ -103,11 +107,9 @@ def _source(one: Settings, found: Settings, notes: list[str]) -> Settings:
         source["config"] = one.get("config") or one.get("name")
         source["revision"] = one.get("revision")
         # train is the default here, too, and null is left out below.
-        split = str(one.get("split"))
-        split = split if RANGE.fullmatch(split) else _split_name(one)
+        split = rows if RANGE.fullmatch(rows := str(one.get("split"))) else _split_name(one)
         source["split"] = split if split != "train" else None
-        if one.get("data_files"):
-            source["options"] = {"data_files": one["data_files"]}
+        source["options"] = {"data_files": files} if (files := one.get("data_files")) else None
     # Keys with our default are left out, because people read the manifest.
     if (weight := one.get("weight")) not in (None, 1.0):
         source["weight"] = weight
@@ -143,8 +145,7 @@ def _fill_prompts(given: Settings, notes: list[str]) -> Settings:
     own = {"prompt": given.get("format") or ALPACA["prompt"], "completion": "{output}"}
     if given.get("format"):
         notes.append("The chat template surrounds a prompt: remove marks such as [INST] from it.")
-    left = sorted(given.keys() - {"format", *(f"field_{part}" for part in PARTS)})
-    if left:
+    if left := sorted(given.keys() - {"format", *(f"field_{part}" for part in PARTS)}):
         notes.append(f"Left out of a data set's type: {', '.join(left)}.")
     part = re.compile(r"\{(?:field_)?(instruction|input|output)\??\}")
     return {key: part.sub(lambda m: f"{{{fields[m[1]]}}}", text) for key, text in own.items()}

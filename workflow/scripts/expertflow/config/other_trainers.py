@@ -29,8 +29,8 @@ GROUPS = ("model.lora", "model", "training", "config", "epoch_calculation", "har
 # Read by the handlers below, not by the table.
 DATASETS = ("datasets", "dataset", "dataset_mixture", "dataset_mixer", "dataset_splits",
             "dataset_name", "train_dataset", "dataset_config", "dataset_train_split",
-            "dataset_test_split", "data_path", "dataset_path", "dataset_text_field", "train_path",
-            "train_file", "field_mapping", "data_files", "dataset_dir")  # fmt: skip
+            "data_path", "dataset_path", "dataset_text_field", "train_path", "train_file",
+            "field_mapping", "data_files", "dataset_dir")  # fmt: skip
 # LitGPT's and torchtune's names of a number of steps.
 WARMUPS = dict.fromkeys(("lr_warmup_steps", "num_warmup_steps"), "warmup_steps")
 FOUR_BITS = ("load_in_4bit", "use_4bit", "quantization_bit")
@@ -101,8 +101,7 @@ def translate(path: Path) -> Translation:
     complete_training(manifest[TRAINING], found)
     manifest["sources"] = list(list_sources(found, result.notes))
     manifest["evaluation"] = {"task": HELD_OUT_LOSS}
-    result.notes.extend(explain_defaults(manifest[TRAINING]))
-    result.notes.extend(explain_rows(manifest[TRAINING]))
+    result.notes.extend([*explain_defaults(manifest), *explain_rows(manifest[TRAINING])])
     return result
 
 
@@ -273,14 +272,11 @@ class Unusable(Exception):
 
 
 def _target(key: str) -> str | None:
-    if key in SAME_NAME:
-        return SAME_NAME[key]
-    if (target := read_table()["ours"].get(key)) is not None:
+    if (target := SAME_NAME.get(key) or read_table()["ours"].get(key)) is not None:
         return str(target)
-    if key in {setting.name for setting in list_settings(TrainingSection)}:
-        return f"{TRAINING}.{key}"
-    if key in {setting.name for setting in list_settings(LoraSpec)}:
-        return f"{LORA}.{key}"
+    for section, prefix in ((TrainingSection, TRAINING), (LoraSpec, LORA)):
+        if key in {setting.name for setting in list_settings(section)}:
+            return f"{prefix}.{key}"
     return None
 
 
@@ -321,8 +317,7 @@ def _value(key: str, value: Any, target: str) -> Any:
     if name == name_of(TrainingSection.parallel):
         return "fsdp" if value else None
     if name == "supervise":
-        wants_all = value is key.startswith("train_on_")
-        return "all" if wants_all else "completion"
+        return "all" if value is key.startswith("train_on_") else "completion"
     if name == "eval_fraction":
         if not isinstance(value, float) or not 0 < value < 1:
             raise Unusable("must be a share of the documents, above 0")
